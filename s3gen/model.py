@@ -1,0 +1,241 @@
+"""S3Token2Wav: speech tokens and a reference voice in, 24 kHz audio out.
+
+The composed network behind the published interface of Chatterbox's S3Gen. What the original draws
+from the global generator is drawn here from ``seed``, row i from ``seed + i``, and every draw can be
+given instead (``z``, ``phase``, ``noise``). Rows of a batch may differ in length and in voice; each
+comes out as it would alone. Nothing that is passed in is changed.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import generate, reference, sampling
+from .config import S3GenConfig
+from .encoder import LOOKAHEAD_TOKENS, UPSAMPLING
+from .flow import Flow
+from .generate import OnStep
+from .speaker import CAMPPlus
+from .tokenizer import S3Tokenizer
+from .vocoder import HARMONICS, HOP_SAMPLES, HiFT
+
+PARTS = ("tokenizer", "speaker_encoder", "flow", "mel2wav")
+REFERENCE_PARTS = PARTS[:2]         # read a voice or a source
+SYNTHESIS_PARTS = PARTS[2:]         # speak
+FADE_MUTED_SAMPLES = 480            # 20 ms in which the reference may spill over
+FADE_SAMPLES = 480                  # 20 ms of fade behind it
+
+
+def token_rows(speech_tokens, lengths, vocabulary: int) -> list[Tensor]:
+    """(N,) or (B, N) ids, and where rows are padded their lengths (B,), as int64 (N_i,) rows on the CPU.
+
+    ``ValueError`` for ids outside 0..V-1 and for empty rows: on a GPU either would poison the process.
+    """
+    ids = torch.as_tensor(np.asarray(speech_tokens) if isinstance(speech_tokens, (list, tuple)) else speech_tokens)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        if ids.numel():
+            raise ValueError(f"speech_tokens: expected integer ids, got {ids.dtype}.")
+        ids = ids.long()        # an empty list has no type of its own
+    ids = ids.detach().to("cpu", torch.int64)
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.ndim != 2:
+        raise ValueError(f"speech_tokens: expected (tokens,) or (batch, tokens), got {tuple(ids.shape)}.")
+    if lengths is None:
+        rows = list(ids)
+    else:
+        lengths = [int(n) for n in torch.as_tensor(lengths).reshape(-1)]
+        if len(lengths) != len(ids) or not all(0 <= n <= ids.shape[1] for n in lengths):
+            raise ValueError(f"speech_token_lens: {lengths} does not fit tokens of shape {tuple(ids.shape)}.")
+        rows = [row[:n] for row, n in zip(ids, lengths)]
+    if not rows:
+        raise ValueError("speech_tokens: the batch is empty; give at least one row.")
+    for index, row in enumerate(rows):
+        if not len(row):
+            raise ValueError(
+                f"speech_tokens: row {index} has 0 tokens, so there is nothing to speak; the model that wrote "
+                "them ended at once (try another seed or a longer text) or the source was empty.")
+        wrong = (row < 0) | (row >= vocabulary)
+        if wrong.any():
+            position = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"speech_tokens: id {int(row[position])} at position {position} of row {index}; speech ids are "
+                f"0..{vocabulary - 1}. Drop start, stop and other control ids first.")
+    return rows
+
+
+def fade_in(wave: Tensor) -> Tensor:
+    """(B, T) with the first 20 ms muted and the next 20 ms faded in; any length."""
+    ramp = (torch.cos(torch.linspace(math.pi, 0, FADE_SAMPLES)) + 1) / 2
+    fade = torch.cat((torch.zeros(FADE_MUTED_SAMPLES), ramp)).to(wave)[: wave.shape[-1]]
+    return torch.cat((wave[:, : len(fade)] * fade, wave[:, len(fade) :]), dim=1)
+
+
+class S3Token2Wav(nn.Module):
+    """The whole model, or those of its ``parts`` that are needed.
+
+    ``operations`` makes the layers (torch.nn's, or ComfyUI's, which cast and move), ``dtype`` is that
+    of the flow's estimator; everything else is float32. ``weights.build`` makes one from a checkpoint.
+    """
+
+    def __init__(
+        self, meanflow: bool = False, config: S3GenConfig | None = None, operations=nn,
+        device=None, dtype: torch.dtype = torch.float32, parts: tuple[str, ...] = PARTS,
+    ):
+        super().__init__()
+        config = config or S3GenConfig.default(meanflow)
+        if config.estimator.meanflow != meanflow:
+            raise ValueError(f"meanflow is {meanflow}, but the configuration's is {config.estimator.meanflow}.")
+        make = {
+            "tokenizer": lambda: S3Tokenizer(config.tokenizer, operations, device, torch.float32),
+            "speaker_encoder": lambda: CAMPPlus(config.speaker, operations, device, torch.float32),
+            "flow": lambda: Flow(config, operations, device, dtype),
+            "mel2wav": lambda: HiFT(config.vocoder, operations, device),
+        }
+        self.config = config
+        for part in parts:
+            self.add_module(part, make[part]())
+
+    def _on(self, device) -> torch.device:
+        return next(self.parameters()).device if device in (None, "auto") else torch.device(device)
+
+    @torch.no_grad()
+    def embed_ref(self, ref_wav, ref_sr: int, device="auto", ref_fade_out: bool = True) -> dict:
+        """A recording, (T,) or (B, T) floats in +-1 at ``ref_sr`` Hz, as the dict that the others take.
+
+        See ``reference.embed`` for its entries. ``ref_fade_out`` has no effect, as published.
+        """
+        return reference.embed(self.tokenizer, self.speaker_encoder, ref_wav, ref_sr, self._on(device))
+
+    @torch.no_grad()
+    def flow_inference(
+        self, speech_tokens, ref_wav=None, ref_sr: int | None = None, ref_dict: dict | None = None,
+        finalize: bool = False, *, z: Tensor | None = None, seed: int = 0, speech_token_lens=None,
+        n_cfm_timesteps: int | None = None, guidance: float = generate.GUIDANCE,
+        on_step: OnStep | None = None, device="auto",
+    ) -> Tensor:
+        """Tokens (N,) or (B, N) -> mel (B, 80, 2N), zero past the end of a shorter row.
+
+        Give either a recording or a ``ref_dict`` of ``embed_ref``. Without ``finalize`` the last three
+        tokens serve as lookahead only: (B, 80, 2N - 6). ``z`` is the noise (B, 80, 2 (L + N)) of the
+        voice's L tokens and the N new ones; without it row i draws from ``seed + i``.
+        """
+        device = self._on(device)
+        rows = token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
+        held = 0 if finalize else LOOKAHEAD_TOKENS
+        if min(map(len, rows)) <= held:
+            raise ValueError(
+                f"speech_tokens: {min(map(len, rows))} tokens with finalize=False, which holds back "
+                f"{held}; give at least {held + 1}, or finalize=True.")
+        voices = self._voices(ref_wav, ref_sr, ref_dict, len(rows), device)
+        condition = self.flow.condition(
+            [torch.cat((ids.cpu(), row)).to(device) for (ids, _, _), row in zip(voices, rows)],
+            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
+
+        whole = [frames + UPSAMPLING * held for frames in condition.frames]     # before anything is held back
+        mels = self.config.estimator.mels
+        if z is None:
+            noise = [sampling.flow_noise(mels, n, sampling.flow_rng(seed, i)) for i, n in enumerate(whole)]
+        else:
+            if z.shape[:2] != (len(rows), mels) or z.shape[2] < max(condition.frames):
+                raise ValueError(f"z: expected ({len(rows)}, {mels}, {max(whole)}), got {tuple(z.shape)}.")
+            noise = list(z.float())
+        start = condition.mu.new_zeros(condition.mu.shape)                              # (B, F, M)
+        for row, draw, frames in zip(start, noise, condition.frames):
+            row[:frames] = draw[:, :frames].T.to(device)
+
+        estimator = self.flow.decoder.estimator
+        steps = n_cfm_timesteps or generate.default_steps(estimator)
+        mel = generate.solve(estimator, condition, start, steps, guidance, on_step)     # (B, F, M)
+        spoken = [row[skip:end] for row, skip, end in zip(mel, condition.prompt_frames, condition.frames)]
+        return nn.utils.rnn.pad_sequence(spoken, batch_first=True).transpose(1, 2)      # (B, M, F)
+
+    @torch.no_grad()
+    def hift_inference(
+        self, speech_feat: Tensor, cache_source: Tensor | None = None, *,
+        phase: Tensor | None = None, noise: Tensor | None = None, seed: int = 0, device="auto",
+    ) -> tuple[Tensor, Tensor]:
+        """Mel (B, 80, F) -> wave (B, 480 F) within +-0.99 and its excitation (B, 1, 480 F).
+
+        ``cache_source`` (B, 1, T) replaces the first T samples of the excitation. ``phase`` (B, 9, 1)
+        and ``noise`` (B, 9, 480 F) pin the draws; without them row i draws from ``seed + i``.
+        """
+        mel = speech_feat.to(self._on(device), torch.float32)
+        rngs = [sampling.vocoder_rng(seed, row) for row in range(len(mel))]
+        drawn = torch.stack([sampling.start_phase(HARMONICS, rng) for rng in rngs])
+        phase = drawn if phase is None else phase
+        if noise is None:
+            samples = HOP_SAMPLES * mel.shape[2]
+            noise = torch.stack([sampling.source_noise(HARMONICS, samples, rng) for rng in rngs])
+        phase = phase.to(mel).clone()
+        phase[:, 0] = 0     # the fundamental always starts at zero
+        source = self.mel2wav.source(self.mel2wav.pitch(mel), phase, noise.to(mel))
+        if cache_source is not None and cache_source.shape[-1]:
+            kept = cache_source.to(source)
+            source = torch.cat((kept.expand(len(mel), -1, -1), source[:, :, kept.shape[-1] :]), dim=2)
+        return self.mel2wav.decode(mel, source), source
+
+    @torch.no_grad()
+    def inference(
+        self, speech_tokens, ref_wav=None, ref_sr: int | None = None, ref_dict: dict | None = None,
+        cache_source: Tensor | None = None, finalize: bool = True, *, z: Tensor | None = None,
+        phase: Tensor | None = None, noise: Tensor | None = None, seed: int = 0, speech_token_lens=None,
+        n_cfm_timesteps: int | None = None, guidance: float = generate.GUIDANCE,
+        on_step: OnStep | None = None, device="auto",
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (N,) or (B, N) -> wave (B, 960 N), faded in, and its excitation (B, 1, 960 N).
+
+        Arguments as in ``flow_inference`` and ``hift_inference``; shorter rows end in zeros.
+        """
+        mel = self.flow_inference(
+            speech_tokens, ref_wav, ref_sr, ref_dict, finalize, z=z, seed=seed,
+            speech_token_lens=speech_token_lens, n_cfm_timesteps=n_cfm_timesteps, guidance=guidance,
+            on_step=on_step, device=device)
+        held = 0 if finalize else LOOKAHEAD_TOKENS
+        rows = token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
+        # The vocoder sees to the right, so each row is vocoded at its own length.
+        waves, sources = [], []
+        for index, row in enumerate(rows):
+            frames = UPSAMPLING * (len(row) - held)
+            one = slice(index, index + 1)
+            wave, source = self.hift_inference(
+                mel[one, :, :frames], None if cache_source is None else cache_source[one],
+                phase=None if phase is None else phase[one],
+                noise=None if noise is None else noise[one, :, : HOP_SAMPLES * frames],
+                seed=seed + index, device=device)
+            waves.append(wave[0])
+            sources.append(source[0, 0])
+        pad = nn.utils.rnn.pad_sequence
+        return fade_in(pad(waves, batch_first=True)), pad(sources, batch_first=True)[:, None]
+
+    def forward(self, speech_tokens, ref_wav=None, ref_sr: int | None = None, ref_dict: dict | None = None,
+                finalize: bool = True, **pinned) -> tuple[Tensor, Tensor]:
+        """As ``inference``, whose keywords it takes."""
+        return self.inference(speech_tokens, ref_wav, ref_sr, ref_dict, finalize=finalize, **pinned)
+
+    def _voices(self, ref_wav, ref_sr, ref_dict, rows: int, device) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Per row its voice's ids (L,), mel (2L, M) and embedding (D,); one voice serves all rows."""
+        if (ref_dict is None) == (ref_wav is None):
+            raise ValueError("Give either ref_wav with ref_sr, or ref_dict; exactly one of them.")
+        if ref_dict is None:
+            if ref_sr is None:
+                raise ValueError("ref_sr: the sample rate of ref_wav is needed, in Hz.")
+            ref_dict = self.embed_ref(ref_wav, ref_sr, device)
+        ids = torch.as_tensor(ref_dict["prompt_token"])
+        if len(ids) not in (1, rows):
+            raise ValueError(f"ref_dict: {len(ids)} voices for {rows} rows of tokens; give 1 or {rows}.")
+        mels, embeddings = ref_dict["prompt_feat"], ref_dict["embedding"]
+        voices = []
+        for row in range(rows):
+            index = row if len(ids) == rows else 0
+            length = min(int(ref_dict["prompt_token_len"][index]), mels.shape[1] // UPSAMPLING)
+            voices.append((
+                token_rows(ids[index, :length], None, self.config.vocabulary)[0] if length else ids.new_zeros(0),
+                mels[index, : UPSAMPLING * length].to(device, torch.float32),
+                embeddings[index].to(device, torch.float32),
+            ))
+        return voices

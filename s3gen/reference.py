@@ -1,0 +1,80 @@
+"""A reference recording as the model wants it: tokens, mel and speaker embedding.
+
+Two clocks meet here: 25 tokens per second read at 16 kHz and 50 mel frames per second read at 24 kHz.
+They agree only on whole tokens, so a recording is cut to whole tokens first. Left alone, an odd frame
+count would lengthen the conditioned region by one frame and cost the output its last one.
+"""
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..audio import resample
+from .features import fbank, mel_24k
+from .speaker import CAMPPlus
+from .tokenizer import S3Tokenizer
+
+TOKENIZER_RATE_HZ = 16000
+MEL_RATE_HZ = 24000
+TOKENS_PER_SECOND = 25
+TOKEN_SAMPLES = MEL_RATE_HZ // TOKENS_PER_SECOND            # of one token at 24 kHz
+TOKENIZER_TOKEN_SAMPLES = TOKENIZER_RATE_HZ // TOKENS_PER_SECOND
+MIN_SECONDS = 0.1       # below, the speaker encoder has one frame left and no spread to measure
+ADVISED_SECONDS = 10.0  # that the models were trained with
+
+logger = logging.getLogger(__name__)
+
+
+def as_rows(ref_wav: Tensor | np.ndarray, role: str = "ref_wav") -> Tensor:
+    """(T,) or (B, T) samples in +-1 -> float32 (B, T) on the CPU; ``ValueError`` for anything else."""
+    wave = torch.as_tensor(ref_wav)
+    if wave.ndim == 1:
+        wave = wave[None]
+    if wave.ndim != 2:
+        raise ValueError(f"{role}: expected (samples,) or (batch, samples), got {tuple(wave.shape)}.")
+    if not wave.is_floating_point():
+        raise ValueError(f"{role}: samples are {wave.dtype}; give floats in -1..1.")
+    wave = wave.detach().to("cpu", torch.float32)
+    if not wave.isfinite().all():
+        raise ValueError(f"{role}: the recording has NaN or infinite samples; record or export it again.")
+    return wave
+
+
+def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Tensor, Tensor]:
+    """(..., T) at any rate -> the same at 24 kHz and at 16 kHz, cut to whole tokens."""
+    if wave.shape[-1] < MIN_SECONDS * rate_hz:
+        raise ValueError(
+            f"{role}: {wave.shape[-1]} samples at {rate_hz} Hz are {wave.shape[-1] / rate_hz:.3f} s; "
+            f"give at least {MIN_SECONDS} s of speech.")
+    at_24k = resample(wave, rate_hz, MEL_RATE_HZ)
+    at_16k = resample(wave, rate_hz, TOKENIZER_RATE_HZ)
+    tokens = at_24k.shape[-1] // TOKEN_SAMPLES
+    return at_24k[..., : tokens * TOKEN_SAMPLES], at_16k[..., : tokens * TOKENIZER_TOKEN_SAMPLES]
+
+
+def embed(
+    tokenizer: S3Tokenizer, speaker: CAMPPlus, ref_wav: Tensor | np.ndarray, ref_sr: int, device: torch.device,
+) -> dict[str, Tensor | None]:
+    """Read B recordings of equal length.
+
+    ref_wav: (T,) or (B, T) floats in +-1 at ``ref_sr`` Hz; the networks run on ``device``.
+    Returns ``prompt_token`` int64 (B, L), ``prompt_token_len`` int64 (B,), ``prompt_feat`` float32
+    (B, 2L, M), ``prompt_feat_len`` None (as published) and ``embedding`` float32 (B, D), there too.
+    """
+    wave = as_rows(ref_wav)
+    if wave.shape[1] > ADVISED_SECONDS * ref_sr:
+        logger.warning("The reference is %.1f s long; above %g s it costs time and gains nothing.",
+                       wave.shape[1] / ref_sr, ADVISED_SECONDS)
+    at_24k, at_16k = whole_tokens(wave, int(ref_sr))
+    ids, lengths = tokenizer(at_16k)                                                    # (B, L), (B,)
+    embedding = torch.cat([speaker(fbank(row)[None].to(device)) for row in at_16k])     # (B, D)
+    return {
+        "prompt_token": ids.to(device),
+        "prompt_token_len": lengths.to(device),
+        "prompt_feat": mel_24k(at_24k).transpose(1, 2).contiguous().to(device),         # (B, 2L, M)
+        "prompt_feat_len": None,
+        "embedding": embedding,
+    }

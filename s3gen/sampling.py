@@ -1,0 +1,39 @@
+"""Every random number of S3Gen.
+
+Row i of a batch draws from generators of its own, made from ``seed + i``: one for the flow and one
+for the excitation, each on the CPU and at the row's own length. So a row is the same alone, beside
+others and on every device, and the global generators are never touched.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+VOCODER_STREAM = 0x9E3779B97F4A7C15     # far from any seed + row, so that the two streams differ
+
+
+def flow_rng(seed: int, row: int = 0) -> torch.Generator:
+    """The generator of one row's flow noise; any integer is a seed, taken modulo 2**64."""
+    return torch.Generator("cpu").manual_seed((seed + row) % 2**64)
+
+
+def vocoder_rng(seed: int, row: int = 0) -> torch.Generator:
+    """The generator of one row's excitation."""
+    return torch.Generator("cpu").manual_seed((seed + row + VOCODER_STREAM) % 2**64)
+
+
+def flow_noise(mels: int, frames: int, rng: torch.Generator) -> Tensor:
+    """(M, F) start of the flow, standard normal."""
+    return torch.randn(mels, frames, generator=rng)
+
+
+def start_phase(harmonics: int, rng: torch.Generator) -> Tensor:
+    """(C, 1) phases of the harmonics in -pi..pi."""
+    return (2 * torch.rand(harmonics, 1, generator=rng) - 1) * math.pi
+
+
+def source_noise(harmonics: int, samples: int, rng: torch.Generator) -> Tensor:
+    """(C, T) noise of the excitation, standard normal."""
+    return torch.randn(harmonics, samples, generator=rng)

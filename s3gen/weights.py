@@ -1,0 +1,141 @@
+"""Names and weights of published S3Gen checkpoints.
+
+Our modules bear the published names, so a name is changed in two cases only: weight norm, which is
+folded (in either of torch's spellings), and counters and tables that inference does not read.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .config import S3GenConfig, Shapes
+from .model import PARTS, S3Token2Wav
+
+TELLTALE = frozenset({
+    "tokenizer.encoder.conv1.weight",
+    "speaker_encoder.head.conv1.weight",
+    "flow.decoder.estimator.time_mlp.linear_1.weight",
+    "mel2wav.conv_pre.bias",
+})
+DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; half precision overflows in its norms
+
+_MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
+_DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")
+_UNUSED = re.compile(r"\.num_batches_tracked$|^tokenizer\.(?:_mel_filters|window)$")
+_NORMED = re.compile(
+    r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
+    r"|f0_predictor\.condnet\.\d+)\.weight$")
+
+
+def own_name(published: str) -> str | None:
+    """The name in our modules, or None for a tensor that inference does not read."""
+    if _UNUSED.search(published):
+        return None
+    return _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
+
+
+def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes by our names; a folded weight has the shape of its direction."""
+    return {
+        own_name(name): tuple(shape) for name, shape in published.items()
+        if own_name(name) is not None and not _MAGNITUDE.search(name)
+    }
+
+
+def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
+    """Shapes by the published names, for a module with all its parts: the name map run backwards."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in module.state_dict().items():
+        shape = tuple(tensor.shape)
+        if _NORMED.match(name):
+            stem = name.removesuffix("weight") + "parametrizations.weight.original"
+            shapes[stem + "0"] = (shape[0], *[1] * (len(shape) - 1))
+            shapes[stem + "1"] = shape
+            continue
+        shapes[name] = shape
+        if name.endswith(".running_var"):
+            shapes[name.removesuffix("running_var") + "num_batches_tracked"] = ()
+    mels = module.config.tokenizer.mels
+    shapes["tokenizer._mel_filters"], shapes["tokenizer.window"] = (mels, 201), (400,)
+    return shapes
+
+
+def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by our names, weight norm folded: g v / |v|, the norm over all but the first axis."""
+    magnitudes = {own_name(name): tensor for name, tensor in state.items() if _MAGNITUDE.search(name)}
+    folded: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        own = own_name(name)
+        if own is None or _MAGNITUDE.search(name):
+            continue
+        if _DIRECTION.search(name):
+            if own not in magnitudes:
+                raise ValueError(f"{name}: weight norm has a direction but no magnitude.")
+            v, g = tensor.float(), magnitudes.pop(own).float()
+            tensor = v * (g / v.flatten(1).norm(dim=1).view_as(g))
+        folded[own] = tensor
+    if magnitudes:
+        raise ValueError(f"{min(magnitudes)}: weight norm has a magnitude but no direction.")
+    return folded
+
+
+def build(
+    state: Mapping[str, Tensor], operations=nn, dtype: torch.dtype = torch.float32,
+    parts: tuple[str, ...] = PARTS, config: S3GenConfig | None = None, source: str = "state",
+) -> S3Token2Wav:
+    """A module that holds the tensors of a published state dict, ready for inference.
+
+    parts: which of the four to build; their tensors must be all there, others are not looked at.
+    config: needed where ``state`` holds some parts only. dtype: of the estimator. The tensors are
+    taken over, not copied, unless weight norm is folded or the dtype changes. ``ValueError`` names
+    ``source`` and the first tensors that are missing, unexpected or of another shape.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"precision: {dtype} is not for S3Gen; it runs in float32 or bfloat16.")
+    # Weights made in inference mode could not be used outside it.
+    with torch.inference_mode(False):
+        wanted = tuple(f"{part}." for part in parts)
+        tensors = fold({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
+        if config is None:
+            config = measure({name: tuple(tensor.shape) for name, tensor in state.items()}, source)
+        module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
+        check_names(module, tensors, source)
+        for name, tensor in tensors.items():
+            kind = dtype if name.startswith("flow.decoder.estimator.") else torch.float32
+            if tensor.is_floating_point() and tensor.dtype != kind:
+                tensors[name] = tensor.to(kind)
+        module.load_state_dict(tensors, strict=True, assign=True)
+        left = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
+        if left:
+            raise RuntimeError(f"{source}: {left[0]} was never filled.")
+        return module.eval().requires_grad_(False)
+
+
+def measure(published: Shapes, source: str) -> S3GenConfig:
+    """The sizes of a checkpoint from the shapes of all its tensors."""
+    try:
+        return S3GenConfig.from_shapes(own_shapes(published))
+    except (KeyError, ValueError, IndexError) as problem:
+        raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
+
+
+def check_names(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Compare names and shapes before anything is loaded."""
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = []
+    for title, names in (("missing", expected.keys() - found), ("unexpected", found.keys() - expected)):
+        if names:
+            problems.append(f"{len(names)} {title} ({', '.join(sorted(names)[:3])}{', ...' if len(names) > 3 else ''})")
+    shapes = [
+        f"{name} is {found[name]}, not {shape}"
+        for name, shape in expected.items() if found.get(name, shape) != shape
+    ]
+    if shapes:
+        problems.append(f"{len(shapes)} of another shape ({'; '.join(shapes[:2])})")
+    if problems:
+        raise ValueError(
+            f"{source}: not the tensors of S3Gen: {', '.join(problems)}. Download the file again, or choose another.")
