@@ -1,0 +1,97 @@
+"""What the pack's own wires carry: values that no node changes."""
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .audio import Clip
+
+S3_V2 = "s3-v2"
+S3_V3 = "s3-v3"
+FISH_44K = "fish-44k"
+
+# How to decode each kind, as told to someone who wired the wrong node.
+DECODERS = {
+    S3_V2: "S3Token2Wav with an S3Gen model",
+    S3_V3: "S3Token2Wav with a CosyVoice3 model",
+    FISH_44K: "Decode Fish Codes",
+}
+
+MAX_PAUSE_S = 600.0     # longer is a slip, such as milliseconds written as seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """One named voice, independent of any model: a recording and, if known, what is said in it ("" if not).
+
+    ``content_hash`` (sha256, hex) stands for the rate and samples alone, so that a cache knows a recording
+    again under another name.
+    """
+    clip: Clip
+    transcript: str
+    name: str
+    content_hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(str(self.clip.rate_hz).encode() + b" Hz ")
+        digest.update(memoryview(self.clip.wave.detach().contiguous().numpy()))
+        object.__setattr__(self, "content_hash", digest.hexdigest())
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Tokens spoken in one breath: ``ids`` (K, F) int64 on the CPU, then ``pause_s`` seconds of silence."""
+    ids: Tensor
+    pause_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.ids.shape)
+        if len(shape) != 2 or shape[0] < 1:
+            raise ValueError(f"speech tokens: expected ids of (codebooks, frames), got {shape}.")
+        if shape[1] < 1:
+            raise ValueError("speech tokens: a piece has 0 frames, so there is nothing to decode; "
+                             "give longer text or audio, or another seed.")
+        if self.ids.dtype != torch.int64 or self.ids.device.type != "cpu":
+            raise ValueError(f"speech tokens: expected int64 ids on the CPU, got {self.ids.dtype} "
+                             f"on {self.ids.device}.")
+        lowest = int(self.ids.min())
+        if lowest < 0:
+            raise ValueError(f"speech tokens: id {lowest} is negative; ids count from 0.")
+        if not 0 <= self.pause_s <= MAX_PAUSE_S:
+            raise ValueError(f"speech tokens: a pause of {self.pause_s} s is not within "
+                             f"0 to {MAX_PAUSE_S:.0f} s.")
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechTokens:
+    """Discrete speech: for each row of the batch its pieces, all of one codebook ``kind``.
+
+    ``voice`` is the one that the tokens were made for, or None.
+    """
+    kind: str
+    frames_per_second: float
+    batch: tuple[tuple[Piece, ...], ...]
+    voice: Voice | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DECODERS:
+            raise ValueError(f"speech tokens: unknown kind {self.kind!r}; known are {', '.join(DECODERS)}.")
+        if not 0 < self.frames_per_second < math.inf:
+            raise ValueError(f"speech tokens: {self.frames_per_second} frames per second cannot be.")
+        if not self.batch or not all(self.batch):
+            raise ValueError("speech tokens: every row of the batch needs at least one piece; got "
+                             f"{[len(row) for row in self.batch]} pieces.")
+        codebooks = {piece.ids.shape[0] for row in self.batch for piece in row}
+        if len(codebooks) > 1:
+            raise ValueError("speech tokens: the pieces differ in their number of codebooks: "
+                             f"{sorted(codebooks)}.")
+
+    def require(self, kind: str, node: str) -> None:
+        """ValueError unless these tokens are of ``kind``, the one that the model at ``node`` decodes."""
+        if self.kind != kind:
+            raise ValueError(f"{node}: the tokens are {self.kind} codes; this model decodes {kind}. "
+                             f"Use {DECODERS[self.kind]}.")
