@@ -1,0 +1,79 @@
+"""What every test stands on: the package under an alias, the genuine ComfyUI on the CPU, and no network.
+
+ComfyUI is found through SPEECHWRIGHT_COMFYUI, or beside the environment that runs pytest.
+``python tests/run.py`` builds both and starts pytest.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import settings
+
+CHECKOUT = Path(__file__).parents[1]
+THREADS = 2
+
+# Read once, when the numeric libraries are first loaded; the server under test inherits it.
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# The checkout's folder may have any name, and its __init__ needs ComfyUI: tests import the modules
+# as parts of a package that has the checkout as its path and no __init__ at all.
+speechwright = ModuleType("speechwright")
+speechwright.__path__ = [str(CHECKOUT)]
+sys.modules["speechwright"] = speechwright
+
+# Hypothesis draws the same examples each time: a red run is red again when somebody looks.
+settings.register_profile("speechwright", derandomize=True, deadline=None, database=None)
+settings.load_profile("speechwright")
+
+
+def comfyui_root() -> Path | None:
+    """ComfyUI's folder, or None where there is none."""
+    named = os.environ.get("SPEECHWRIGHT_COMFYUI")
+    root = Path(named) if named else Path(sys.prefix).parent / "ComfyUI"
+    return root.resolve() if (root / "main.py").is_file() else None
+
+
+def use_comfyui(root: Path) -> None:
+    """Make ``import comfy`` and its like mean the genuine ones, told to run on the CPU.
+
+    ComfyUI reads its options from the command line when they are first imported. The base directory keeps
+    its other folders out of the way: importing ``folder_paths`` makes an input folder.
+    """
+    from speechwright.workflows.runner.launcher import TorchvisionOperators
+    base = tempfile.TemporaryDirectory(prefix="speechwright-tests-")
+    use_comfyui.base = base                     # deleted with the interpreter
+    sys.meta_path.insert(0, TorchvisionOperators())
+    sys.path.insert(0, str(root))
+    arguments, sys.argv = sys.argv, ["main.py", "--cpu", "--base-directory", base.name]
+    try:
+        import comfy.options
+        comfy.options.enable_args_parsing()
+        import comfy.cli_args  # noqa: F401
+    finally:
+        sys.argv = arguments
+
+
+if ROOT := comfyui_root():
+    use_comfyui(ROOT)
+
+
+def pytest_report_header() -> str:
+    return f"ComfyUI: {ROOT or 'none; `python tests/run.py` builds one'}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> None:
+    import torch
+    torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.offline import block_network
+    block_network(monkeypatch.setattr)

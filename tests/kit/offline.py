@@ -1,0 +1,48 @@
+"""Tests reach this machine only: a connection to any other is an error, here and in the server under test."""
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+class NetworkBlocked(RuntimeError):
+    """Something tried to leave this machine during a test."""
+
+
+def _is_here(host: object) -> bool:
+    if host in (None, "", b"", "localhost", b"localhost"):
+        return True
+    text = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        address = ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _require_here(host: object) -> None:
+    if not _is_here(host):
+        raise NetworkBlocked(f"a test tried to reach {host!r}; tests run without a network.")
+
+
+def block_network(patch=setattr) -> None:
+    """Guard every socket of this process. ``patch(object, name, value)`` may undo it later (pytest's does)."""
+    connect, connect_ex, resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def guarded_connect(self, address):
+        if isinstance(address, tuple):                  # a path is a local socket
+            _require_here(address[0])
+        return connect(self, address)
+
+    def guarded_connect_ex(self, address):
+        if isinstance(address, tuple):
+            _require_here(address[0])
+        return connect_ex(self, address)
+
+    def guarded_resolve(host, *args, **kwargs):
+        _require_here(host)
+        return resolve(host, *args, **kwargs)
+
+    patch(socket.socket, "connect", guarded_connect)
+    patch(socket.socket, "connect_ex", guarded_connect_ex)
+    patch(socket, "getaddrinfo", guarded_resolve)
