@@ -16,6 +16,8 @@ import threading
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
 
 class TorchvisionOperators:
     """Import hook: declares two operators of torchvision just before it is imported, where it cannot itself.
@@ -34,7 +36,7 @@ class TorchvisionOperators:
             if sys.platform == "linux" and cpu_only and not _loads(torch):
                 self.declared = torch.library.Library("torchvision", "DEF")
                 for operator in ("nms", "qnms"):
-                    self.declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                    self.declared.define(operator + SIGNATURE)
 
 
 def _loads(torch) -> bool:
@@ -51,7 +53,7 @@ def _loads(torch) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent to close the pipe, then leave at once: whatever runs now has nobody to answer to."""
+    """Wait until the parent closes the pipe, then leave at once: what runs now has nobody to answer to."""
     while sys.stdin.buffer.read(1024):
         pass
     os._exit(0)
