@@ -1,0 +1,4 @@
+"""The S3 speech-token stack: tokenizer, speaker encoder, mel, and S3Token2Wav of Chatterbox and CosyVoice 2."""
+from . import demo, model, pipeline, weights
+
+__all__ = ["demo", "model", "pipeline", "weights"]

@@ -132,27 +132,39 @@ class S3Token2Wav(nn.Module):
                 f"speech_tokens: {min(map(len, rows))} tokens with finalize=False, which holds back "
                 f"{held}; give at least {held + 1}, or finalize=True.")
         voices = self._voices(ref_wav, ref_sr, ref_dict, len(rows), device)
-        condition = self.flow.condition(
-            [torch.cat((ids.cpu(), row)).to(device) for (ids, _, _), row in zip(voices, rows)],
-            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
-
-        whole = [frames + UPSAMPLING * held for frames in condition.frames]     # before anything is held back
         mels = self.config.estimator.mels
+        whole = [UPSAMPLING * (len(prompt) + len(row)) for (prompt, _, _), row in zip(voices, rows)]
         if z is None:
             noise = [sampling.flow_noise(mels, n, sampling.flow_rng(seed, i)) for i, n in enumerate(whole)]
         else:
-            if z.shape[:2] != (len(rows), mels) or z.shape[2] < max(condition.frames):
+            if z.shape[:2] != (len(rows), mels) or z.shape[2] < max(whole) - UPSAMPLING * held:
                 raise ValueError(f"z: expected ({len(rows)}, {mels}, {max(whole)}), got {tuple(z.shape)}.")
             noise = list(z.float())
-        start = condition.mu.new_zeros(condition.mu.shape)                              # (B, F, M)
+        steps = n_cfm_timesteps or generate.default_steps(self.flow.decoder.estimator)
+
+        # On a CPU a batch gains nothing and its padding costs, so rows go one after another there.
+        size = 1 if device.type == "cpu" else len(rows)
+        spoken: list[Tensor] = []
+        for start in range(0, len(rows), size):
+            some = slice(start, start + size)
+
+            def report(done: int, _: int, before: int = steps * (start // size)) -> None:
+                if on_step is not None:
+                    on_step(before + done, steps * -(-len(rows) // size))
+
+            spoken += self._flow(rows[some], voices[some], noise[some], finalize, steps, guidance, report, device)
+        return nn.utils.rnn.pad_sequence(spoken, batch_first=True).transpose(1, 2)      # (B, M, F)
+
+    def _flow(self, rows, voices, noise, finalize, steps, guidance, on_step, device) -> list[Tensor]:
+        """Rows of ids, voices of ``_voices`` and noise (M, F_i) -> mels (2 N_i, M), computed together."""
+        condition = self.flow.condition(
+            [torch.cat((prompt, row)).to(device) for (prompt, _, _), row in zip(voices, rows)],
+            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
+        start = torch.zeros_like(condition.mu)                                          # (B, F, M)
         for row, draw, frames in zip(start, noise, condition.frames):
             row[:frames] = draw[:, :frames].T.to(device)
-
-        estimator = self.flow.decoder.estimator
-        steps = n_cfm_timesteps or generate.default_steps(estimator)
-        mel = generate.solve(estimator, condition, start, steps, guidance, on_step)     # (B, F, M)
-        spoken = [row[skip:end] for row, skip, end in zip(mel, condition.prompt_frames, condition.frames)]
-        return nn.utils.rnn.pad_sequence(spoken, batch_first=True).transpose(1, 2)      # (B, M, F)
+        mel = generate.solve(self.flow.decoder.estimator, condition, start, steps, guidance, on_step)
+        return [row[skip:end] for row, skip, end in zip(mel, condition.prompt_frames, condition.frames)]
 
     @torch.no_grad()
     def hift_inference(
@@ -234,7 +246,7 @@ class S3Token2Wav(nn.Module):
             index = row if len(ids) == rows else 0
             length = min(int(ref_dict["prompt_token_len"][index]), mels.shape[1] // UPSAMPLING)
             voices.append((
-                token_rows(ids[index, :length], None, self.config.vocabulary)[0] if length else ids.new_zeros(0),
+                token_rows(ids[index, :length], None, self.config.vocabulary)[0],
                 mels[index, : UPSAMPLING * length].to(device, torch.float32),
                 embeddings[index].to(device, torch.float32),
             ))

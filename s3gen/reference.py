@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from ..audio import resample
-from .features import fbank, mel_24k
+from .encoder import UPSAMPLING
+from .features import HOP_24K_SAMPLES, RATE_16K_HZ, RATE_24K_HZ, fbank, mel_24k
 from .speaker import CAMPPlus
-from .tokenizer import S3Tokenizer
+from .tokenizer import TOKEN_SAMPLES, S3Tokenizer
 
-TOKENIZER_RATE_HZ = 16000
-MEL_RATE_HZ = 24000
-TOKENS_PER_SECOND = 25
-TOKEN_SAMPLES = MEL_RATE_HZ // TOKENS_PER_SECOND            # of one token at 24 kHz
-TOKENIZER_TOKEN_SAMPLES = TOKENIZER_RATE_HZ // TOKENS_PER_SECOND
+TOKEN_24K_SAMPLES = UPSAMPLING * HOP_24K_SAMPLES
 MIN_SECONDS = 0.1       # below, the speaker encoder has one frame left and no spread to measure
 ADVISED_SECONDS = 10.0  # that the models were trained with
 
@@ -49,10 +46,10 @@ def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Ten
         raise ValueError(
             f"{role}: {wave.shape[-1]} samples at {rate_hz} Hz are {wave.shape[-1] / rate_hz:.3f} s; "
             f"give at least {MIN_SECONDS} s of speech.")
-    at_24k = resample(wave, rate_hz, MEL_RATE_HZ)
-    at_16k = resample(wave, rate_hz, TOKENIZER_RATE_HZ)
-    tokens = at_24k.shape[-1] // TOKEN_SAMPLES
-    return at_24k[..., : tokens * TOKEN_SAMPLES], at_16k[..., : tokens * TOKENIZER_TOKEN_SAMPLES]
+    at_24k = resample(wave, rate_hz, RATE_24K_HZ)
+    at_16k = resample(wave, rate_hz, RATE_16K_HZ)
+    tokens = at_24k.shape[-1] // TOKEN_24K_SAMPLES
+    return at_24k[..., : tokens * TOKEN_24K_SAMPLES], at_16k[..., : tokens * TOKEN_SAMPLES]
 
 
 def embed(
@@ -69,11 +66,11 @@ def embed(
         logger.warning("The reference is %.1f s long; above %g s it costs time and gains nothing.",
                        wave.shape[1] / ref_sr, ADVISED_SECONDS)
     at_24k, at_16k = whole_tokens(wave, int(ref_sr))
-    ids, lengths = tokenizer(at_16k)                                                    # (B, L), (B,)
+    ids = torch.stack([tokenizer.encode(row, device=device) for row in at_16k])         # (B, L)
     embedding = torch.cat([speaker(fbank(row)[None].to(device)) for row in at_16k])     # (B, D)
     return {
         "prompt_token": ids.to(device),
-        "prompt_token_len": lengths.to(device),
+        "prompt_token_len": torch.full((len(ids),), ids.shape[1], device=device),
         "prompt_feat": mel_24k(at_24k).transpose(1, 2).contiguous().to(device),         # (B, 2L, M)
         "prompt_feat_len": None,
         "embedding": embedding,

@@ -173,6 +173,12 @@ class HiFT(nn.Module):
         """(B, F) in Hz, start phases (B, 9, 1), normal noise (B, 9, 480 F) -> (B, 1, 480 F)"""
         return self.m_source(f0, phase, noise)
 
+    def advance(self, f0: Tensor, phase: Tensor) -> Tensor:
+        """The phases (B, 9, 1) in which the harmonics of a pitch (B, F) end, having begun in ``phase``."""
+        frames = (f0 * (HOP_SAMPLES / SAMPLE_RATE_HZ))[:, None]                         # cycles of each frame
+        harmonics = torch.arange(1, HARMONICS + 1, device=f0.device, dtype=f0.dtype)[:, None]
+        return phase + 2 * math.pi * ((frames * harmonics % 1).sum(dim=2, keepdim=True) % 1)
+
     def decode(self, mel: Tensor, source: Tensor) -> Tensor:
         """(B, M, F), excitation (B, 1, 480 F) -> (B, 480 F) within +-0.99"""
         spectrum = stft(source)                                                         # (B, 18, 120 F + 1)

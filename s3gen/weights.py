@@ -100,13 +100,15 @@ def build(
         wanted = tuple(f"{part}." for part in parts)
         tensors = fold({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
         if config is None:
-            config = measure({name: tuple(tensor.shape) for name, tensor in state.items()}, source)
+            config = measure(shapes_of(state), source)
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
-        check_names(module, tensors, source)
+        check_names(shapes_of(module.state_dict()), shapes_of(tensors), source)
         for name, tensor in tensors.items():
             kind = dtype if name.startswith("flow.decoder.estimator.") else torch.float32
-            if tensor.is_floating_point() and tensor.dtype != kind:
+            if tensor.dtype != kind:
                 tensors[name] = tensor.to(kind)
+            elif tensor.is_inference():
+                tensors[name] = tensor.clone()
         module.load_state_dict(tensors, strict=True, assign=True)
         left = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
         if left:
@@ -115,21 +117,29 @@ def build(
 
 
 def measure(published: Shapes, source: str) -> S3GenConfig:
-    """The sizes of a checkpoint from the shapes of all its tensors."""
+    """The sizes of a checkpoint, all of whose tensors have to be there and to fit each other."""
+    shapes = own_shapes(published)
     try:
-        return S3GenConfig.from_shapes(own_shapes(published))
+        config = S3GenConfig.from_shapes(shapes)
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
+    module = S3Token2Wav(config.estimator.meanflow, config, device="meta")
+    check_names(shapes_of(module.state_dict()), shapes, source)
+    return config
 
 
-def check_names(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Compare names and shapes before anything is loaded."""
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """name -> shape"""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_names(expected: Shapes, found: Shapes, source: str) -> None:
+    """Compare names and shapes before anything is read; ``ValueError`` names the first that differ."""
     problems = []
     for title, names in (("missing", expected.keys() - found), ("unexpected", found.keys() - expected)):
         if names:
-            problems.append(f"{len(names)} {title} ({', '.join(sorted(names)[:3])}{', ...' if len(names) > 3 else ''})")
+            more = ", ..." if len(names) > 3 else ""
+            problems.append(f"{len(names)} {title} ({', '.join(sorted(names)[:3])}{more})")
     shapes = [
         f"{name} is {found[name]}, not {shape}"
         for name, shape in expected.items() if found.get(name, shape) != shape
