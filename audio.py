@@ -20,8 +20,8 @@ MAX_RATE_HZ = 768_000           # the fastest audio converters on sale
 LARGEST_SAMPLE = 2.0**31        # floats beyond fit no scale of audio, not even 32-bit integers cast to float
 SILENCE_DBFS = -72.0            # 8 steps of 16 bits: below are dither and the noise of a muted track
 QUIET_DBFS = -40.0              # speech that peaks lower is audible, but near the noise of most microphones
-CLIPPED_LEVEL = 0.999           # of full scale
-CLIPPED_SHARE = 0.01            # a mastered recording touches full scale in far fewer samples
+CLIPPED_LEVEL = 0.9999          # the largest 16-bit sample is 0.99997
+CLIPPED_SHARE = 0.01            # even a sine at full scale stays below; a mastered recording far below
 MAX_KERNEL_ELEMENTS = 2**20     # 4 MB; the usual rates need at most 0.3 million, 44101 -> 24000 needs 10**9
 BLOCK_SAMPLES = 2**22           # resampled at a time, 95 s at 44.1 kHz: long recordings need little extra
 
