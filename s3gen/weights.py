@@ -1,17 +1,20 @@
 """Names and weights of published S3Gen checkpoints.
 
-Our modules bear the published names, so a name is changed in two cases only: weight norm, which is
-folded (in either of torch's spellings), and counters and tables that inference does not read.
+Our modules bear the published names, so a name is changed in three cases only: weight norm, which is
+folded (in either of torch's spellings); the estimator's convolutions, which are matrix products here;
+and counters and tables that inference does not read.
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
 from .config import S3GenConfig, Shapes
+from .flow import CausalConv
 from .model import PARTS, S3Token2Wav
 
 TELLTALE = frozenset({
@@ -25,24 +28,40 @@ DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; half precision o
 _MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
 _DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")
 _UNUSED = re.compile(r"\.num_batches_tracked$|^tokenizer\.(?:_mel_filters|window)$")
+# Convolutions (C', C, taps) of the estimator that are linear layers (C', taps * C) here.
+_FLAT = re.compile(
+    r"^(flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2|.*\.res_conv|final_proj))\.(weight|bias)$")
+_POINTWISE = re.compile(r"\.(?:res_conv|final_proj)\.")
 _NORMED = re.compile(
     r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
     r"|f0_predictor\.condnet\.\d+)\.weight$")
+
+
+# torch's layers without their random start, which costs more than reading the weights.
+UNFILLED = SimpleNamespace(**{
+    kind.__name__: type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
+    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.LayerNorm, nn.Embedding)
+})
 
 
 def own_name(published: str) -> str | None:
     """The name in our modules, or None for a tensor that inference does not read."""
     if _UNUSED.search(published):
         return None
-    return _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
+    own = _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
+    return own if _POINTWISE.search(own) else _FLAT.sub(r"\1.product.\2", own)
 
 
 def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
     """Shapes by our names; a folded weight has the shape of its direction."""
-    return {
-        own_name(name): tuple(shape) for name, shape in published.items()
-        if own_name(name) is not None and not _MAGNITUDE.search(name)
-    }
+    shapes = {}
+    for name, shape in published.items():
+        if own_name(name) is None or _MAGNITUDE.search(name):
+            continue
+        if _FLAT.match(name) and len(shape) == 3:
+            shape = (shape[0], shape[1] * shape[2])
+        shapes[own_name(name)] = tuple(shape)
+    return shapes
 
 
 def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
@@ -55,6 +74,10 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
             shapes[stem + "0"] = (shape[0], *[1] * (len(shape) - 1))
             shapes[stem + "1"] = shape
             continue
+        name = name.replace(".product.", ".")
+        if _FLAT.match(name) and len(shape) == 2:
+            taps = 1 if _POINTWISE.search(name) else CausalConv.TAPS
+            shape = (shape[0], shape[1] // taps, taps)
         shapes[name] = shape
         if name.endswith(".running_var"):
             shapes[name.removesuffix("running_var") + "num_batches_tracked"] = ()
@@ -63,8 +86,8 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by our names, weight norm folded: g v / |v|, the norm over all but the first axis."""
+def adopt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by our names: weight norm folded, g v / |v| with the norm over all but the first axis."""
     magnitudes = {own_name(name): tensor for name, tensor in state.items() if _MAGNITUDE.search(name)}
     folded: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -76,6 +99,8 @@ def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 raise ValueError(f"{name}: weight norm has a direction but no magnitude.")
             v, g = tensor.float(), magnitudes.pop(own).float()
             tensor = v * (g / v.flatten(1).norm(dim=1).view_as(g))
+        elif _FLAT.match(name) and tensor.ndim == 3:
+            tensor = tensor.permute(0, 2, 1).flatten(1)     # (C', C, taps) -> (C', taps * C)
         folded[own] = tensor
     if magnitudes:
         raise ValueError(f"{min(magnitudes)}: weight norm has a magnitude but no direction.")
@@ -83,14 +108,14 @@ def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build(
-    state: Mapping[str, Tensor], operations=nn, dtype: torch.dtype = torch.float32,
+    state: Mapping[str, Tensor], operations=UNFILLED, dtype: torch.dtype = torch.float32,
     parts: tuple[str, ...] = PARTS, config: S3GenConfig | None = None, source: str = "state",
 ) -> S3Token2Wav:
     """A module that holds the tensors of a published state dict, ready for inference.
 
     parts: which of the four to build; their tensors must be all there, others are not looked at.
     config: needed where ``state`` holds some parts only. dtype: of the estimator. The tensors are
-    taken over, not copied, unless weight norm is folded or the dtype changes. ``ValueError`` names
+    taken over, not copied, unless they are folded or their dtype changes. ``ValueError`` names
     ``source`` and the first tensors that are missing, unexpected or of another shape.
     """
     if dtype not in DTYPES:
@@ -98,7 +123,7 @@ def build(
     # Weights made in inference mode could not be used outside it.
     with torch.inference_mode(False):
         wanted = tuple(f"{part}." for part in parts)
-        tensors = fold({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
+        tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
         if config is None:
             config = measure(shapes_of(state), source)
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
@@ -123,7 +148,7 @@ def measure(published: Shapes, source: str) -> S3GenConfig:
         config = S3GenConfig.from_shapes(shapes)
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
-    module = S3Token2Wav(config.estimator.meanflow, config, device="meta")
+    module = S3Token2Wav(config.estimator.meanflow, config, UNFILLED, "meta")
     check_names(shapes_of(module.state_dict()), shapes, source)
     return config
 

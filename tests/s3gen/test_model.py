@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 from kit.golden import assert_within, golden_state, load_golden, source_noise
+from kit.tiny import tiny_config, tiny_state
 from speechwright.s3gen import generate, sampling
 from speechwright.s3gen.config import S3GenConfig
-from speechwright.s3gen.demo import demo_config, random_state
 from speechwright.s3gen.model import PARTS, SYNTHESIS_PARTS, S3Token2Wav, fade_in, token_rows
 from speechwright.s3gen.weights import build
 
@@ -35,7 +35,7 @@ def full_size(request):
 
 @pytest.fixture(scope="module")
 def tiny():
-    return build(random_state(demo_config()))
+    return build(tiny_state())
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ class TestLaws:
     def test_inference_mode_inside_and_out(self, tiny):
         """ComfyUI runs nodes in inference mode; what a run leaves behind must serve outside it as well."""
         with torch.inference_mode():
-            model = build(random_state(demo_config(), seed=4))
+            model = build(tiny_state(seed=4))
             voice = model.embed_ref(speechlike(1.0), 24000)
             inside, _ = model.inference(ids(4), ref_dict=voice)
         outside, _ = model.inference(ids(4), ref_dict=voice)
@@ -281,7 +281,7 @@ class TestLaws:
 
     def test_bfloat16_estimator_stays_near(self, tiny, tiny_voice):
         """Only the estimator runs in bfloat16; ids, voice and vocoder stay as they are."""
-        half = build(random_state(demo_config()), dtype=torch.bfloat16)
+        half = build(tiny_state(), dtype=torch.bfloat16)
         assert half.flow.encoder.after_norm.weight.dtype == torch.float32
         voice = half.embed_ref(speechlike(1.3), 24000)
         assert torch.equal(voice["prompt_token"], tiny_voice["prompt_token"])
@@ -373,7 +373,7 @@ class TestErrors:
 
 
 def test_parts_make_the_whole():
-    assert set(dict(S3Token2Wav(config=demo_config(), device="meta").named_children())) == set(PARTS)
+    assert set(dict(S3Token2Wav(config=tiny_config(), device="meta").named_children())) == set(PARTS)
 
 
 def test_schedules():
