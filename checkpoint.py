@@ -279,35 +279,44 @@ def _are_counts(values: object) -> bool:
 
 def _torch_tensors(path: Path) -> dict[str, Tensor]:
     """The named tensors of a file by ``torch.save``; mapped, not read, where it is a zip (torch 1.6 on)."""
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         zipped = file.read(2) == b"PK"
-    if zipped:
-        _check_zip(path)
+        file.seek(0)
+        if zipped:
+            _check_zip(path)
+        # Only paths can be mapped. From 2.13 on torch goes by the suffix, though, so that a .pt file with the
+        # wrong one has to be handed over open.
+        mapped = zipped and path.suffix != ".safetensors"
+        loaded = _torch_load(path, path if mapped else file, mapped)
+    return _named_tensors(path, loaded)
+
+
+def _torch_load(path: Path, source: Path | io.FileIO, mapped: bool) -> object:
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         # torch's own text goes on to say how to run the code all the same.
         named = re.search(r"(?:GLOBAL|[Cc]lass) ([\w.]+)", str(error))
-        what = f"{named[1]}, a Python class or function" if named else "more than tensors and plain values"
+        what = f"{named[1]}, a Python class or function" if named else "more than tensors or is damaged"
         raise ValueError(f"{path}: the file holds {what}. It was not loaded: that could run a stranger's "
                          "program. Give a .safetensors file, or a .pt file of tensors alone.") from error
     except _TORCH_ERRORS as error:
         raise ValueError(f"{path}: the file is cut or damaged (torch: {_short(error)}). {_AGAIN}") from error
-    return _named_tensors(path, loaded)
 
 
 def _check_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {name.rsplit("/", 1)[-1] for name in archive.namelist()}
+            entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: the file is cut or damaged: a zip archive of {path.stat().st_size:,} "
                          f"bytes without its table of contents. {_AGAIN}") from error
+    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
     if "constants.pkl" in names:
         raise ValueError(f"{path}: this is a TorchScript program, not a file of weights. Give the model's "
                          ".safetensors or .pt file.")
-    if "data.pkl" not in names:
-        raise ValueError(f"{path}: this is a zip archive without PyTorch weights; it holds "
+    if "data.pkl" not in names or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError(f"{path}: this is a zip archive, but not one by PyTorch; it holds "
                          f"{_some(sorted(names))}. Unpack it and give the file inside.")
 
 
@@ -318,7 +327,8 @@ def _named_tensors(path: Path, loaded: object) -> dict[str, Tensor]:
                          "Give the file with the model's weights.")
     for candidate in [*(loaded.get(key) for key in WRAPPERS), loaded]:
         if isinstance(candidate, dict):
-            tensors = {name: value for name, value in candidate.items() if isinstance(value, Tensor)}
+            tensors = {name: value for name, value in candidate.items()
+                       if isinstance(name, str) and isinstance(value, Tensor)}
             if tensors:
                 break
     else:
