@@ -89,10 +89,15 @@ def register_folders() -> None:
 
 
 def checkpoint_names() -> list[str]:
-    """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first."""
+    """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first.
+
+    Links are followed, but for those to a folder above themselves.
+    """
     names: dict[str, None] = {}
     for root in roots():
-        for folder, _, files in os.walk(root, followlinks=True):
+        for folder, below, files in os.walk(root, followlinks=True):
+            here = Path(os.path.realpath(folder))
+            below[:] = [name for name in below if not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
             for file in files:
                 if file.lower().endswith(SUFFIXES):
                     names[Path(folder, file).relative_to(root).as_posix()] = None

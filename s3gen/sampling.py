@@ -12,16 +12,23 @@ import torch
 from torch import Tensor
 
 VOCODER_STREAM = 0x9E3779B97F4A7C15     # far from any seed + row, so that the two streams differ
+HIGH_HALF_FACTOR = 0x9E3779B1           # odd, so that no two high halves of a seed become the same
+
+
+def _rng(seed: int) -> torch.Generator:
+    """A CPU generator from all 64 bits of a seed; torch's own looks at the lower 32 only."""
+    high, low = divmod(seed % 2**64, 2**32)
+    return torch.Generator("cpu").manual_seed(low ^ (high * HIGH_HALF_FACTOR % 2**32))
 
 
 def flow_rng(seed: int, row: int = 0) -> torch.Generator:
     """The generator of one row's flow noise; any integer is a seed, taken modulo 2**64."""
-    return torch.Generator("cpu").manual_seed((seed + row) % 2**64)
+    return _rng(seed + row)
 
 
 def vocoder_rng(seed: int, row: int = 0) -> torch.Generator:
     """The generator of one row's excitation."""
-    return torch.Generator("cpu").manual_seed((seed + row + VOCODER_STREAM) % 2**64)
+    return _rng(seed + row + VOCODER_STREAM)
 
 
 def flow_noise(mels: int, frames: int, rng: torch.Generator) -> Tensor:

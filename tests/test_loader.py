@@ -1,0 +1,245 @@
+"""Loading under the genuine ComfyUI: where files are looked for, what they are, and who owns the memory."""
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import comfy.model_management
+import folder_paths
+import pytest
+import torch
+from kit.files import BROKEN_FILES, good_safetensors, pickles_with_code
+from kit.tiny import tiny_config, tiny_state
+from safetensors.torch import save_file
+from speechwright import loader
+from speechwright.checkpoint import Checkpoint
+from speechwright.s3gen.model import REFERENCE_PARTS, SYNTHESIS_PARTS
+
+NAME = "模型 v1/ä b s3gen.safetensors"
+
+
+@pytest.fixture
+def two_roots(tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """models/tts and another root, as extra_model_paths.yaml gives them; a third does not exist."""
+    models, extra = tmp_path / "models", tmp_path / "elsewhere"
+    monkeypatch.setattr(folder_paths, "models_dir", str(models))
+    registered = dict(folder_paths.folder_names_and_paths)
+    registered["TTS"] = ([str(tmp_path / "missing"), str(extra)], set())
+    registered.pop("tts", None)
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", registered)
+    loader.register_folders()
+    (models / "tts").mkdir(parents=True)
+    extra.mkdir()
+    return models / "tts", extra
+
+
+@pytest.fixture
+def checkpoint(two_roots) -> Path:
+    """A whole tiny model in a folder with a name from far away."""
+    path = two_roots[1] / NAME
+    path.parent.mkdir()
+    save_file(tiny_state(), path)
+    return path
+
+
+class TestFolders:
+    def test_all_roots_are_searched(self, two_roots, checkpoint):
+        (two_roots[0] / "b.pt").touch()
+        (two_roots[0] / "notes.txt").touch()
+        assert loader.checkpoint_names() == [NAME, "b.pt"]
+        assert loader.find_checkpoint(NAME) == checkpoint
+
+    def test_first_root_wins(self, two_roots, checkpoint):
+        first = two_roots[0] / NAME
+        first.parent.mkdir()
+        first.touch()
+        assert loader.checkpoint_names() == [NAME] and loader.find_checkpoint(NAME) == first
+
+    def test_both_spellings_of_the_folder(self, two_roots):
+        """Some packs use models/tts and some models/TTS; on some systems they are the same folder."""
+        other = two_roots[0].parent / "TTS"
+        other.mkdir(exist_ok=True)
+        (other / "a.pth").touch()
+        assert loader.checkpoint_names() == ["a.pth"]
+        assert len({os.path.realpath(root) for root in loader.roots()}) == len(loader.roots())
+
+    def test_no_folder_at_all(self, tmp_path, monkeypatch):
+        """A missing folder once broke /object_info, and with it every node of ComfyUI."""
+        monkeypatch.setattr(folder_paths, "models_dir", str(tmp_path / "none"))
+        monkeypatch.setattr(folder_paths, "folder_names_and_paths", {})
+        assert loader.checkpoint_names() == []
+
+    def test_name_saved_on_windows(self, checkpoint):
+        assert loader.find_checkpoint(NAME.replace("/", "\\")) == checkpoint
+
+    def test_links_are_followed(self, two_roots, checkpoint):
+        (two_roots[0] / "link.safetensors").symlink_to(checkpoint)
+        (two_roots[0] / "folder").symlink_to(checkpoint.parent)
+        assert "link.safetensors" in loader.checkpoint_names()
+        assert "folder/ä b s3gen.safetensors" in loader.checkpoint_names()
+        (two_roots[0] / "dangling.safetensors").symlink_to(two_roots[0] / "gone")
+        with pytest.raises(FileNotFoundError, match="dangling.safetensors"):
+            loader.find_checkpoint("dangling.safetensors")
+
+    def test_a_folder_that_links_to_itself(self, two_roots, checkpoint):
+        (two_roots[1] / "again").symlink_to(two_roots[1])
+        assert loader.checkpoint_names()[0] == NAME
+
+    def test_missing_file_names_folders_and_source(self, two_roots):
+        with pytest.raises(FileNotFoundError, match="ResembleAI/chatterbox") as caught:
+            loader.find_checkpoint("s3gen.safetensors")
+        assert str(two_roots[0]) in str(caught.value) and str(two_roots[1]) in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["", " ", "../secret.pt", "a/../../b.pt", "/etc/passwd", "..\\x.pt"])
+    def test_names_stay_inside(self, two_roots, name):
+        with pytest.raises(ValueError, match="not a path inside models/tts"):
+            loader.find_checkpoint(name)
+
+    def test_stamp_follows_the_file(self, checkpoint):
+        before = loader.stamp(NAME)
+        assert before == loader.stamp(NAME)
+        os.utime(checkpoint, (1, 1))
+        assert loader.stamp(NAME) != before
+        checkpoint.unlink()
+        assert loader.stamp(NAME) == NAME
+
+
+class TestFiles:
+    def test_suffixes_load_alike(self, two_roots, checkpoint):
+        torch.save(tiny_state(), two_roots[0] / "s3gen.pt")
+        one, other = loader.load(NAME), loader.load("s3gen.pt")
+        for name, tensor in one.patcher.model.state_dict().items():
+            assert torch.equal(tensor, other.patcher.model.state_dict()[name])
+
+    def test_meanflow_is_told_by_its_keys(self, two_roots):
+        """One published model has the meanflow weights under the base model's file name."""
+        save_file(tiny_state(meanflow=True), two_roots[0] / "s3gen.safetensors")
+        model = loader.load("s3gen.safetensors")
+        assert model.config == tiny_config(meanflow=True)
+        assert model.patcher.model.flow.decoder.estimator.meanflow
+
+    @pytest.mark.parametrize("kind", BROKEN_FILES)
+    def test_broken_files(self, two_roots, kind):
+        damage, text = BROKEN_FILES[kind]
+        (two_roots[0] / "broken.safetensors").write_bytes(damage(good_safetensors()))
+        with pytest.raises(ValueError, match=text) as caught:
+            loader.load("broken.safetensors")
+        assert "broken.safetensors" in str(caught.value)
+
+    def test_code_in_a_pickle_does_not_run(self, two_roots, tmp_path):
+        marker = tmp_path / "ran"
+        for kind, (data, text) in pickles_with_code(marker).items():
+            (two_roots[0] / "voice.pt").write_bytes(data)
+            with pytest.raises(ValueError, match=text):
+                loader.load("voice.pt")
+            assert not marker.exists(), kind
+
+    @pytest.mark.parametrize("names", [
+        ["model.diffusion_model.input_blocks.0.0.weight"],
+        ["encoder.after_norm.weight", "decoder.estimator.mid_blocks.0.0.res_conv.weight"],      # CosyVoice 2's flow
+        ["decoder.estimator.transformer_blocks.0.attn.to_q.weight"],                            # CosyVoice 3's flow
+        ["conv_pre.weight_g", "m_source.l_linear.weight"],                                      # a vocoder alone
+    ])
+    def test_another_family(self, two_roots, names, monkeypatch):
+        """Which family it is, is decided before a single weight is read."""
+        save_file({name: torch.zeros(2) for name in names}, two_roots[0] / "other.safetensors")
+        monkeypatch.setattr(Checkpoint, "read", lambda *_: pytest.fail("weights were read"))
+        with pytest.raises(ValueError, match=r"other.safetensors: of the model families \(S3Gen\) none fits") as caught:
+            loader.load("other.safetensors")
+        assert names[0] in str(caught.value)
+
+    def test_incomplete_file_is_refused_before_it_is_read(self, two_roots, monkeypatch):
+        state = tiny_state()
+        del state["tokenizer.encoder.conv2.bias"]
+        save_file(state, two_roots[0] / "lean.safetensors")
+        monkeypatch.setattr(Checkpoint, "read", lambda *_: pytest.fail("weights were read"))
+        with pytest.raises(ValueError, match=r"1 missing \(tokenizer.encoder.conv2.bias\)"):
+            loader.load("lean.safetensors")
+
+    def test_file_changed_after_loading(self, checkpoint):
+        """The parts that read recordings come from the file when first needed: it must be the same file."""
+        model = loader.load(NAME)
+        os.utime(checkpoint, (1, 1))
+        with pytest.raises(ValueError, match="has changed since it was loaded"), model.loaded("reference", 0):
+            pass
+
+
+class TestModel:
+    @pytest.mark.parametrize("precision, dtype", [
+        ("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)])
+    def test_precision(self, checkpoint, precision, dtype):
+        model = loader.load(NAME, precision)
+        assert model.patcher.model.flow.decoder.estimator.final_proj.weight.dtype == dtype
+        assert model.patcher.model.mel2wav.conv_pre.weight.dtype == torch.float32
+
+    def test_what_it_does_not_run_in(self, checkpoint):
+        with pytest.raises(ValueError, match="S3Gen does not run in fp16; choose auto, fp32, bf16"):
+            loader.load(NAME, "fp16")
+        with pytest.raises(ValueError, match="device: 'cuda' is not known; choose auto or cpu"):
+            loader.load(NAME, device="cuda")
+        with pytest.raises(ValueError, match="demo: 'x' is not one of S3Gen, S3Gen meanflow"):
+            loader.load_demo("x")
+
+    def test_parts_come_when_needed(self, checkpoint):
+        model = loader.load(NAME)
+        assert [name for name, _ in model.patcher.model.named_children()] == list(SYNTHESIS_PARTS)
+        assert model.get_models() == [model.patcher]
+        with model.loaded("reference", 0) as network:
+            assert [name for name, _ in network.named_children()] == list(REFERENCE_PARTS)
+        assert len(model.get_models()) == 2 and model.get_models()[0] is model.patcher
+
+    def test_layers_are_comfyui_s(self, checkpoint):
+        """Its memory management moves and casts only layers of its own kind."""
+        import comfy.ops
+        model = loader.load(NAME)
+        with model.loaded("reference", 0) as network:
+            layers = [*network.modules(), *model.patcher.model.modules()]
+        plain = {type(layer) for layer in layers if type(layer).__module__.startswith("torch.nn.modules")}
+        assert not plain & {torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose1d,
+                            torch.nn.LayerNorm, torch.nn.Embedding}
+        assert any(isinstance(layer, comfy.ops.CastWeightBiasOp) for layer in layers)
+
+    @pytest.mark.parametrize("title", loader.demo_titles())
+    def test_demo_goes_through_a_file(self, title, monkeypatch, caplog):
+        read = []
+        original = Checkpoint.read
+        monkeypatch.setattr(Checkpoint, "read", lambda self, wanted: read.append(self.path) or original(self, wanted))
+        model = loader.load_demo(title)
+        assert read and read[0].suffix == ".safetensors" and "random" in caplog.text
+        with model.loaded("reference", 0):
+            assert len(read) == 2
+
+    def test_made_in_inference_mode_used_outside(self, checkpoint):
+        """ComfyUI runs nodes in inference mode, and its memory management works outside it."""
+        with torch.inference_mode():
+            model = loader.load(NAME)
+        assert not any(tensor.is_inference() for tensor in model.patcher.model.state_dict().values())
+        copy.deepcopy(model.patcher.model.state_dict())
+
+    def test_dropping_the_model_frees_it(self, checkpoint):
+        """Packs that keep models in a dictionary of their own never give the memory back."""
+        model = loader.load(NAME)
+        with model.loaded("synthesis", 0) as network, model.loaded("reference", 0):
+            alive = weakref.ref(network)
+        del network
+        comfy.model_management.free_memory(1e30, torch.device("cpu"))
+        assert alive() is not None
+        del model
+        gc.collect()
+        comfy.model_management.cleanup_models()
+        gc.collect()
+        assert alive() is None
+
+    def test_voices_are_read_once_and_bounded(self, checkpoint):
+        model, reads = loader.load(NAME), []
+        for index in [0, 0, *range(loader.MAX_VOICES), 0, loader.MAX_VOICES, 1]:
+            assert model.voice(str(index), lambda index=index: reads.append(index) or {"of": index}) == {"of": index}
+        assert reads == [*range(loader.MAX_VOICES + 1), 1]
+        assert len(model._voices) == loader.MAX_VOICES
+
+    def test_other_family_s_node(self, checkpoint):
+        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .*connect a CosyVoice model"):
+            loader.load(NAME).require("CosyVoice", "RAS Sampler")
