@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 VOCODER_STREAM = 0x9E3779B97F4A7C15     # far from any seed + row, so that the two streams differ
-HIGH_HALF_FACTOR = 0x9E3779B1           # odd, so that no two high halves of a seed become the same
 
 
 def _rng(seed: int) -> torch.Generator:
-    """A CPU generator from all 64 bits of a seed; torch's own looks at the lower 32 only."""
-    high, low = divmod(seed % 2**64, 2**32)
-    return torch.Generator("cpu").manual_seed(low ^ (high * HIGH_HALF_FACTOR % 2**32))
+    """A CPU generator from all 64 bits of a seed; torch's own looks at the lower 32 only.
+
+    Larger seeds go through the finalizer of SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195).
+    """
+    seed %= 2**64
+    if seed >= 2**32:
+        seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EB % 2**64
+        seed = (seed ^ (seed >> 31)) % 2**32
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def flow_rng(seed: int, row: int = 0) -> torch.Generator:
