@@ -77,3 +77,19 @@ def one_thread() -> None:
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.offline import block_network
     block_network(monkeypatch.setattr)
+
+
+@pytest.fixture(scope="session")
+def comfyui_folder() -> Path:
+    """The genuine ComfyUI's folder."""
+    if ROOT is None:
+        pytest.fail("this needs ComfyUI: run `python tests/run.py`, which builds one.", pytrace=False)
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui_folder: Path):
+    """A client of the genuine server, booted at the first test that asks for it and ended after the last."""
+    from kit.server import running
+    with running(comfyui_folder) as client:
+        yield client

@@ -26,7 +26,7 @@ def _require_here(host: object) -> None:
 
 
 def block_network(patch=setattr) -> None:
-    """Guard every socket of this process. ``patch(object, name, value)`` may undo it later (pytest's does)."""
+    """Guard every socket of this process. ``patch(object, name, value)`` may be one that is undone later."""
     connect, connect_ex, resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
     def guarded_connect(self, address):

@@ -23,7 +23,8 @@ EXAMPLES = """examples:
   run.py voice_conversion --set 1.audio=mine.wav --set S3Token2Wav.seed=7
   run.py voice_conversion --batch 6.seed=1,2,3 --server http://one:8188 --server http://two:8188
 
-Values are JSON where they can be, text otherwise. The written files' paths go to stdout, all else to stderr.
+Values are JSON where they can be, text otherwise. What was written goes to stdout, a path a line, in a
+batch with a tab and the job's values after it; all else goes to stderr.
 Exit codes: 0 all written, 1 something failed, 2 a mistake in the command, 130 interrupted."""
 
 
@@ -145,7 +146,7 @@ def tell(job: Job, result: list[Path] | Exception) -> bool:
     if isinstance(result, Exception):
         raise result
     for path in result:
-        print(path, flush=True)
+        print(path, *([job.label] if job.label else []), sep="\t", flush=True)
     if not result:
         say(f"{lead}finished; no node in it writes a file.")
     return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,6 +27,7 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 BOOT_LIMIT_S = 600          # a first import from a slow disk takes minutes
 END_LIMIT_S = 10
 LOG_LINES = 30
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # The portable build spells its folder with one d.
 PYTHON_PLACES = ("venv/bin/python", ".venv/bin/python", "venv/Scripts/python.exe", ".venv/Scripts/python.exe",
                  "python_embeded/python.exe", "python_embedded/python.exe")
@@ -82,7 +84,7 @@ def booted(comfyui: ComfyUI, nodes: Mapping[str, Path], *, audio: Path, cpu: boo
     with tempfile.TemporaryDirectory(prefix="speechwright-", ignore_cleanup_errors=True) as folder:
         base = Path(folder).resolve()
         _furnish(base, comfyui, nodes, audio, models)
-        port = _free_port()
+        port = free_port()
         own = {**variables(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         if not comfyui.ours:
             own["PYTHONDONTWRITEBYTECODE"] = "1"        # its folder stays as it is
@@ -127,7 +129,7 @@ def _furnish(base: Path, comfyui: ComfyUI, nodes: Mapping[str, Path], audio: Pat
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_COPIED))
     voices = base / "models" / "voices"
     voices.mkdir(exist_ok=True)
-    for clip in audio.glob("*"):
+    for clip in audio.glob("*.*"):
         if clip.suffix not in (".txt", ".md"):
             shutil.copy(clip, base / "input")
         if clip.suffix != ".md" and not (voices / clip.name).exists():
@@ -157,7 +159,8 @@ def link(link_path: Path, target: Path) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -181,7 +184,7 @@ def _await_answer(server: Booted, comfyui: ComfyUI) -> None:
 
 def _check_imports(server: Booted, nodes: Mapping[str, Path]) -> None:
     """ComfyUI starts without the nodes that it cannot import; say why, before a graph finds them missing."""
-    log = server.log.read_text(encoding="utf-8", errors="replace")
+    log = read_log(server)
     for name in nodes:
         end = log.find(f"Cannot import {server.base / 'custom_nodes' / name} ")
         if end >= 0:
@@ -189,9 +192,14 @@ def _check_imports(server: Booted, nodes: Mapping[str, Path]) -> None:
             raise SetupError(f"ComfyUI could not import {nodes[name]}:\n{cause}")
 
 
+def read_log(server: Booted) -> str:
+    """The server's log without its colours."""
+    return COLOUR.sub("", server.log.read_text(encoding="utf-8", errors="replace"))
+
+
 def tail(server: Booted) -> str:
     """The last lines of the server's log."""
-    return "\n".join(server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+    return "\n".join(read_log(server).splitlines()[-LOG_LINES:])
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,0 +1,109 @@
+"""The genuine ComfyUI server, booted once for all tests, and what a test asks of it."""
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.checkout import CHECKOUT
+from speechwright.workflows.runner import server
+from speechwright.workflows.runner.client import Client
+from speechwright.workflows.runner.environment import ComfyUI
+
+KIT = Path(__file__).parent
+SETTLE_S = 20
+
+
+@dataclass
+class Run:
+    """One job of the queue."""
+
+    history: dict
+    events: list[tuple[str, dict]] = field(repr=False)
+
+    @property
+    def completed(self) -> bool:
+        return self.history["status"]["completed"]
+
+    @property
+    def cached(self) -> set[str]:
+        """Ids of the nodes that did not run again."""
+        return {node for data in self.of("execution_cached") for node in data["nodes"]}
+
+    @property
+    def files(self) -> list[dict]:
+        """What ComfyUI says it wrote, by the order of the node ids."""
+        by_node = sorted(self.history["outputs"].items())
+        return [file for _, outputs in by_node for file in outputs.get("audio", [])]
+
+    def of(self, kind: str) -> list[dict]:
+        """The data of all events of one kind."""
+        return [data for name, data in self.events if name == kind]
+
+
+class Comfy(Client):
+    """A client of the server under test."""
+
+    def __init__(self, booted: server.Booted) -> None:
+        super().__init__(booted.url)
+        self.booted = booted
+
+    def queue(self, graph: Mapping, interrupt_on: str | None = None) -> Run:
+        """Run a graph to its end, or interrupt it at the first event of the kind ``interrupt_on``."""
+        events: list[tuple[str, dict]] = []
+        job: dict = {}
+
+        def on_event(kind: str, data: Mapping) -> None:
+            job.update(data if kind == "queued" else {})
+            if kind == interrupt_on and not any(kind == name for name, _ in events):
+                self.post("/interrupt", {"prompt_id": job["prompt_id"]})
+            events.append((kind, dict(data)))
+
+        return Run(self.run(graph, on_event), events)
+
+    def path(self, file: Mapping) -> Path:
+        """Where a file of a job lies."""
+        return self.booted.base / file["type"] / file["subfolder"] / file["filename"]
+
+    def log(self) -> str:
+        return server.read_log(self.booted)
+
+    def models(self) -> list[str]:
+        """The classes of the networks that ComfyUI holds in memory."""
+        return self.get("/probe")["models"]
+
+    def hold(self) -> None:
+        """Stop the next job at its first step of progress until it is interrupted."""
+        self.post("/probe/hold", {})
+
+    def await_held(self, seconds: float = 60) -> None:
+        limit = time.monotonic() + seconds
+        while not self.get("/probe")["holding"]:
+            assert time.monotonic() < limit, "no job came to a step of progress."
+            time.sleep(0.05)
+
+    def free(self, **what: bool) -> None:
+        """Ask for memory, and wait until ComfyUI's worker has heard of it and let go of all models.
+
+        The worker does all that it was asked before its next job.
+        """
+        self.post("/free", what)
+        limit = time.monotonic() + SETTLE_S
+        while time.monotonic() < limit:
+            state = self.get("/probe")
+            if not state["asked"] and not state["models"]:
+                return
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Comfy]:
+    """The server of the ComfyUI at ``root``, with the pack of this checkout, on the CPU, offline."""
+    comfyui = ComfyUI(root, Path(sys.executable), ours=root.parent == Path(sys.prefix).parent)
+    nodes = {"speechwright": CHECKOUT, "probe.py": KIT / "probe.py"}
+    with server.booted(comfyui, nodes, audio=CHECKOUT / "workflows" / "audio", cpu=True,
+                       environment={"PYTHONPATH": str(KIT.parent)}) as booted:
+        yield Comfy(booted)

@@ -1,0 +1,72 @@
+"""Builds what the tests need, once, and runs them: ``python tests/run.py [options] [pytest's arguments]``."""
+import argparse
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036, for those who have an older one
+    sys.exit("Python {}.{} is too old here; start this with 3.10 or newer.".format(*sys.version_info[:2]))
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT / "workflows"))
+
+from runner import environment, server  # noqa: E402, from the folder above
+from runner.cli import INTERRUPTED, end_on_terminate  # noqa: E402
+from runner.report import say  # noqa: E402
+
+# exec, eval and several statements a line: what the Comfy Registry looks for, whatever pyproject.toml says.
+REGISTRY_RULES = "S102,S307,E702"
+
+
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="run.py", allow_abbrev=False,
+        description="Run the tests in the genuine ComfyUI. Its environment is built once and reused. "
+                    "Arguments that are not listed here go to pytest.")
+    parser.add_argument("--environment", metavar="DIR", type=Path,
+                        help=f"where it is built (default: a folder in {environment.cache_folder()})")
+    parser.add_argument("--comfyui", metavar="PATH", type=Path,
+                        help="test in this ComfyUI; neither its folder nor its Python is changed")
+    parser.add_argument("--python", metavar="FILE", type=Path, help="the Python that runs --comfyui PATH")
+    parser.add_argument("--lint", action="store_true", help="check the sources with ruff before the tests")
+    return parser.parse_known_args()
+
+
+def prepare(chosen: argparse.Namespace) -> environment.ComfyUI:
+    """A ComfyUI whose Python has also the tests' packages."""
+    if chosen.comfyui:
+        comfyui = server.find(chosen.comfyui.expanduser(), chosen.python)
+        name = "tests-" + hashlib.sha256(f"{comfyui.root}{comfyui.python}".encode()).hexdigest()[:12]
+        folder = chosen.environment or environment.cache_folder() / name
+    else:
+        folder = chosen.environment or environment.default_folder()
+        comfyui = environment.ensure(folder)
+    return environment.ensure_packages(folder, comfyui, CHECKOUT / "tests" / "requirements.txt")
+
+
+def main() -> int:
+    chosen, arguments = parse()
+    end_on_terminate()
+    try:
+        comfyui = prepare(chosen)
+        variables = environment.variables()
+        variables["SPEECHWRIGHT_COMFYUI"] = str(comfyui.root)
+        variables["PYTHONSAFEPATH"] = "1"       # the checkout's text, audio ... are no modules of everybody's
+        commands = [["pytest", *arguments]]
+        if chosen.lint:
+            commands[:0] = [["ruff", "check", "."], ["ruff", "check", "--select", REGISTRY_RULES, "."]]
+        say(f"Tests run in ComfyUI at {comfyui.root}")
+        codes = [subprocess.run([comfyui.python, "-m", *command], cwd=CHECKOUT, env=variables,
+                                check=False).returncode for command in commands]
+        return next((code for code in codes if code), 0)
+    except environment.SetupError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
