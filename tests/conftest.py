@@ -6,6 +6,7 @@ ComfyUI is found through SPEECHWRIGHT_COMFYUI, or beside the environment that ru
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,9 @@ from hypothesis import settings
 CHECKOUT = Path(__file__).parents[1]
 THREADS = 1         # tiny networks lose more by waiting for a second thread than they gain
 
+# A request to terminate takes the way of Ctrl-C: fixtures end what they started.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+
 # Read once, when the numeric libraries are first loaded; the server under test inherits it.
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -26,6 +30,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 speechwright = ModuleType("speechwright")
 speechwright.__path__ = [str(CHECKOUT)]
 sys.modules["speechwright"] = speechwright
+# `python -m pytest` would let anybody import our text, audio ... by those names.
+sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != CHECKOUT]
 
 # Hypothesis draws the same examples each time: a red run is red again when somebody looks.
 settings.register_profile("speechwright", derandomize=True, deadline=None, database=None)

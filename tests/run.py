@@ -1,6 +1,7 @@
 """Builds what the tests need, once, and runs them: ``python tests/run.py [options] [pytest's arguments]``."""
 import argparse
 import hashlib
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def prepare(chosen: argparse.Namespace) -> environment.ComfyUI:
     return environment.ensure_packages(folder, comfyui, CHECKOUT / "tests" / "requirements.txt")
 
 
+def call(command: list, variables: dict[str, str]) -> int:
+    """Run a command in the checkout; its exit code.
+
+    It may have a server to end and folders to delete, so it is never killed. Ctrl-C reaches it without us.
+    """
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=variables)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    return process.wait()
+
+
 def main() -> int:
     chosen, arguments = parse()
     end_on_terminate()
@@ -52,13 +64,11 @@ def main() -> int:
         comfyui = prepare(chosen)
         variables = environment.variables()
         variables["SPEECHWRIGHT_COMFYUI"] = str(comfyui.root)
-        variables["PYTHONSAFEPATH"] = "1"       # the checkout's text, audio ... are no modules of everybody's
         commands = [["pytest", *arguments]]
         if chosen.lint:
             commands[:0] = [["ruff", "check", "."], ["ruff", "check", "--select", REGISTRY_RULES, "."]]
         say(f"Tests run in ComfyUI at {comfyui.root}")
-        codes = [subprocess.run([comfyui.python, "-m", *command], cwd=CHECKOUT, env=variables,
-                                check=False).returncode for command in commands]
+        codes = [call([comfyui.python, "-m", *command], variables) for command in commands]
         return next((code for code in codes if code), 0)
     except environment.SetupError as error:
         say(str(error))

@@ -64,7 +64,9 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.meta_path.insert(0, TorchvisionOperators())
     os.chdir(root)
-    sys.path[0] = root          # in place of this file's folder, as if main.py had been started
+    # As if main.py had been started: its folder first, this file's not at all.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [root, *(folder for folder in sys.path if folder != here)]
     sys.argv = [os.path.join(root, "main.py"), *sys.argv[2:]]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
