@@ -1,0 +1,242 @@
+"""What the pack's files are made of: imports, calls, texts and metadata."""
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from kit.checkout import CHECKOUT, read, shipped, tracked
+
+SHIPPED = shipped()
+SHIPPED_PY = [name for name in SHIPPED if name.endswith(".py")]
+TRACKED = tracked()
+TEXT_SUFFIXES = {".py", ".md", ".json", ".toml", ".txt", ".sh", ".yaml", ".yml", ".js", ""}
+TEXTS = [name for name in TRACKED if Path(name).suffix in TEXT_SUFFIXES and "golden/" not in name]
+MAX_LINES = 400
+MAX_ZIP_BYTES = 2_000_000
+COMFYUI = {"comfy", "comfy_api", "folder_paths"}
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(read(name), name)
+
+
+def dotted(node: ast.AST) -> str:
+    """``torch.random.seed`` for that expression; what is called or indexed on the way counts as ()."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "()"
+
+
+def imported(name: str) -> set[str]:
+    """The top-level modules that a file imports by absolute name."""
+    modules = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules.add(node.module.split(".")[0])
+    return modules
+
+
+# What a user installs
+
+
+def test_requirements_install_nothing():
+    """Packs that list torch or numpy replaced a working CUDA torch, and other packs died with it."""
+    lines = read("requirements.txt").splitlines()
+    assert lines
+    assert [line for line in lines if line.strip() and not line.startswith("#")] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_imports_are_what_comfyui_brings(name):
+    named = set(re.findall(r"^#   (\w+)", read("requirements.txt"), re.MULTILINE))
+    assert {"torch", "torchaudio", "numpy"} <= named
+    assert imported(name) - set(sys.stdlib_module_names) - COMFYUI - named == set()
+
+
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_only_the_nodes_and_the_loader_know_comfyui(name):
+    if name not in ("nodes.py", "loader.py"):
+        assert imported(name) & COMFYUI == set()
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+def test_grammar_of_every_python_that_we_claim(minor):
+    assert f"Programming Language :: Python :: 3.{minor}" in read("pyproject.toml")
+    for name in TRACKED:
+        if name.endswith(".py"):
+            ast.parse(read(name), name, feature_version=(3, minor))
+
+
+def test_sources_compile_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in TRACKED:
+            if name.endswith(".py"):
+                compile(read(name), name, "exec", dont_inherit=True)
+
+
+# What a user runs
+
+FORBIDDEN_CALLS = re.compile(
+    r"^(eval|exec|compile|print|__import__)$"
+    r"|^torchaudio\.(load|save|info)$"                  # they need torchcodec, which is not there
+    r"|^(torch|torch\.random|torch\.cuda|np\.random|numpy\.random|random)\.(manual_seed\w*|seed)$"
+    r"|\.cuda$|empty_cache$|unload_all_models$"         # ComfyUI decides what is where
+    r"|^os\.(system|popen|getenv|environ\.\w+)$|^(os|subprocess)\.(spawn|exec|Popen|run)\w*$"
+    r"|^torch\.set_num_\w+$|^logging\.basicConfig$|^sys\.path\.\w+$|^warnings\.(simplefilter|filterwarnings)$"
+)
+FORBIDDEN_MODULES = {
+    "subprocess", "socket", "ssl", "http", "urllib", "requests", "aiohttp", "httpx", "ctypes", "imp", "aifc",
+    "audioop", "distutils", "pkg_resources", "dill", "marshal", "shelve",
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_no_call_that_reaches_beyond_the_pack(name):
+    found = [f"line {node.lineno}: {dotted(node.func)}" for node in ast.walk(tree(name))
+             if isinstance(node, ast.Call) and FORBIDDEN_CALLS.search(dotted(node.func))]
+    assert found == []
+    assert imported(name) & FORBIDDEN_MODULES == set()
+
+
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_files_are_read_as_tensors_alone(name):
+    """``torch.load`` without the switch ran whatever a stranger had put into the file."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Call):
+            switches = {word.arg: word.value for word in node.keywords}
+            safe = switches.get("weights_only")
+            if safe is not None or dotted(node.func) == "torch.load":
+                assert isinstance(safe, ast.Constant) and safe.value is True, f"line {node.lineno}"
+            assert "trust_remote_code" not in switches, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("call", [
+    "eval(x)", "torchaudio.load(p)", "torch.manual_seed(0)", "np.random.seed(0)", "net.to(x).cuda()",
+    "os.environ.get('A')", "sys.path.insert(0, p)", "torch.cuda.manual_seed_all(1)",
+])
+def test_the_search_for_calls_finds_them(call):
+    assert FORBIDDEN_CALLS.search(dotted(ast.parse(call, mode="eval").body.func))
+
+
+@pytest.mark.parametrize("call", ["net.eval()", "rng.manual_seed(0)", "re.compile(x)", "torch.load(p)"])
+def test_the_search_for_calls_passes_the_rest(call):
+    assert not FORBIDDEN_CALLS.search(dotted(ast.parse(call, mode="eval").body.func))
+
+
+# What the registry's scanner reads, in files of every kind
+
+SCANNER = re.compile(
+    r"\bsubprocess\b|os\.system|\.connect\(|\.bind\(|\.send(all)?\(|aiohttp|os\.environ|raw\.githubusercontent"
+    r"|\b(eval|exec)\(|base64|__import__"
+)
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if Path(name).suffix in TEXT_SUFFIXES])
+def test_nothing_for_the_scanner_to_flag(name):
+    """One hit, even in a help page, keeps a version from everybody who installs with the Manager."""
+    text = read(name).replace(".eval(", "")
+    assert [match[0] for match in SCANNER.finditer(text)] == []
+
+
+def test_the_zip_is_whole_and_small():
+    for name in ("__init__.py", "nodes.py", "pyproject.toml", "requirements.txt", "README.md", "LICENSE",
+                 "CHANGELOG.md", "web/docs/SpeechwrightLoadModel.md", "workflows/audio/ada.flac"):
+        assert name in SHIPPED
+    for_developers = ("tests/", "benchmarks/", "assets/", ".", "workflows/run")
+    assert [name for name in SHIPPED if name.startswith(for_developers)] == []
+    assert sum((CHECKOUT / name).stat().st_size for name in SHIPPED) < MAX_ZIP_BYTES
+
+
+# What stands in the files
+
+
+def test_metadata_is_complete():
+    from comfy_config.config_parser import extract_node_configuration, load_pyproject_settings
+    parsed = extract_node_configuration(str(CHECKOUT))
+    raw = load_pyproject_settings(CHECKOUT / "pyproject.toml")
+    project, comfy = raw.project, raw.tool["comfy"]
+    assert (project["name"], comfy["PublisherId"], comfy["DisplayName"]) == (
+        "speechwright", "speechwright", "Speechwright")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
+    assert project["requires-python"] == ">=3.10" and project["dependencies"] == []
+    assert project["authors"] == [{"name": "The Speechwright authors"}] and len(project["description"]) > 40
+    assert (CHECKOUT / project["readme"]).is_file() and (CHECKOUT / project["license"]["file"]).is_file()
+    assert {"Repository", "Documentation", "Bug Tracker"} <= set(project["urls"])
+    assert all(re.match(r"https://github\.com/[\w-]+/speechwright", url) for url in project["urls"].values())
+    assert comfy["requires-comfyui"] == ">=0.16.0" and comfy["includes"] == []
+    assert parsed.project.supported_os and parsed.project.supported_accelerators
+    assert all(model.location and model.model_url for model in parsed.tool_comfy.models)
+
+
+@pytest.mark.parametrize("field, ratio", [("Icon", 1), ("Banner", 21 / 9)])
+def test_pictures_of_the_registry_page_are_in_the_repository(field, ratio):
+    address = rf'^{field} = "https://github.com/[\w-]+/speechwright/raw/main/(.*)"$'
+    name = re.search(address, read("pyproject.toml"), re.MULTILINE)[1]
+    assert name in TRACKED
+    header = (CHECKOUT / name).read_bytes()[:24]
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
+    assert header[1:4] == b"PNG" and width / height == pytest.approx(ratio, rel=1e-3)
+    assert field == "Banner" or width <= 400
+
+
+def test_changelog_begins_with_this_version():
+    version = re.search(r'^version = "(.*)"$', read("pyproject.toml"), re.MULTILINE)[1]
+    assert re.search(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)[1] == version
+
+
+def test_licence_is_apache_2():
+    assert "Apache License" in read("LICENSE") and "Version 2.0, January 2004" in read("LICENSE")
+
+
+COMMAND = re.compile(r"^python (\S+\.py)(?: ([^#\n]*))?", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_commands_exist(page):
+    commands = COMMAND.findall("\n".join(re.findall(r"```sh\n(.*?)```", read(page), re.DOTALL)))
+    assert commands
+    for script, arguments in commands:
+        assert script in TRACKED
+        folder = Path(script).parts[0]
+        source = "".join(read(name) for name in TRACKED if re.match(rf"{folder}/.*\.py$", name))
+        assert [word for word in re.findall(r"--[\w-]+", arguments) if f'"{word}"' not in source] == []
+        workflow = re.match(r"\w+(?= |$)", arguments)
+        if script == "workflows/run.py" and workflow:
+            assert f"workflows/api/{workflow[0]}.json" in TRACKED
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", read(page))
+    assert links
+    assert [link for link in links if not (CHECKOUT / link).exists()] == []
+
+
+def test_letters_are_told():
+    rows = set(re.findall(r"^\| `([A-Z])` \|", read("README.md"), re.MULTILINE))
+    assert rows == set("BTFLKCMDHVS")
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKED if name.endswith(".py")])
+def test_files_stay_short(name):
+    assert len(read(name).splitlines()) <= MAX_LINES
+
+
+FOREIGN = re.compile(
+    r"(?<![\w.~}])/(?:work|root|home)/|\b(?:TODO|FIXME|XXX)\b|(?i:\bissue\s*#?\d)"
+    r"|pypi\.org|pythonhosted|\bsession [0-9a-f]{4}"
+)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_trace_of_where_it_was_written(name):
+    if name != "tests/test_house.py":
+        assert [match[0] for match in FOREIGN.finditer(read(name))] == []
