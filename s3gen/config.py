@@ -149,8 +149,8 @@ class VocoderConfig:
             mels=mels,
             channels=channels,
             up_kernels=tuple(shapes[f"ups.{i}.weight"][2] for i in range(ups)),
-            source_kernels=tuple(shapes[f"source_resblocks.{i}.convs1.0.weight"][2] for i in range(ups)),
-            kernels=tuple(shapes[f"resblocks.{i}.convs1.0.weight"][2] for i in range(kernels)),
+            source_kernels=tuple(shapes[f"source_resblocks.{i}.convs1.0.weight"][-1] for i in range(ups)),
+            kernels=tuple(shapes[f"resblocks.{i}.convs1.0.weight"][-1] for i in range(kernels)),
             f0_channels=shapes["f0_predictor.condnet.0.weight"][0],
         )
 

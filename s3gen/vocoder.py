@@ -64,6 +64,12 @@ def istft(spectrum: Tensor) -> Tensor:
     return wave[:, 0, edge:-edge] / overlap[:, 0, edge:-edge]
 
 
+def as_line(x: Tensor) -> Tensor:
+    """(B, C, F) -> (B, C, 1, F), on a CPU with the channels last in memory"""
+    x = x[:, :, None]
+    return x.contiguous(memory_format=torch.channels_last) if x.device.type == "cpu" else x
+
+
 class Snake(nn.Module):
     """x + sin(a x)**2 / a with one a per channel (Ziyin et al. 2020, https://arxiv.org/abs/2006.08195)."""
 
@@ -72,22 +78,27 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, F) -> (B, C, F)"""
-        alpha = self.alpha.to(x)[:, None]
-        wave = (x * alpha).sin_()
-        return torch.addcmul(x, wave.square_(), 1 / (alpha + 1e-9))
+        """(B, C, 1, F) -> (B, C, 1, F)"""
+        alpha = self.alpha.to(x)[:, None, None]
+        wave = (x * alpha).sin_().square_()
+        return torch.addcmul(x, wave, 1 / (alpha + 1e-9), out=wave)
 
 
 class ResBlock(nn.Module):
-    """Three rounds of Snake and convolution, the first of each pair dilated, with residuals."""
+    """Three rounds of Snake and convolution, the first of each pair dilated, with residuals.
+
+    Nine tenths of the vocoder's time goes by here. On a CPU a two-dimensional convolution with channels
+    last does it in half the time of a one-dimensional one, so the frames are laid out as an image of
+    one line.
+    """
 
     def __init__(self, channels: int, kernel: int, operations, device=None, dtype=None):
         super().__init__()
 
         def conv(dilation: int) -> nn.Module:
-            return operations.Conv1d(
-                channels, channels, kernel, dilation=dilation, padding=dilation * (kernel - 1) // 2,
-                device=device, dtype=dtype)
+            return operations.Conv2d(
+                channels, channels, (1, kernel), dilation=(1, dilation),
+                padding=(0, dilation * (kernel - 1) // 2), device=device, dtype=dtype)
 
         self.convs1 = nn.ModuleList(conv(dilation) for dilation in DILATIONS)
         self.convs2 = nn.ModuleList(conv(1) for _ in DILATIONS)
@@ -95,9 +106,9 @@ class ResBlock(nn.Module):
         self.activations2 = nn.ModuleList(Snake(channels, device, dtype) for _ in DILATIONS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, F) -> (B, C, F)"""
+        """(B, C, 1, F) -> (B, C, 1, F)"""
         for snake1, conv1, snake2, conv2 in zip(self.activations1, self.convs1, self.activations2, self.convs2):
-            x = x + conv2(snake2(conv1(snake1(x))))
+            x = conv2(snake2(conv1(snake1(x)))).add_(x)
         return x
 
 
@@ -188,9 +199,12 @@ class HiFT(nn.Module):
             x = up(F.leaky_relu(x, 0.1))
             if stage == len(self.ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")    # the STFT has one frame more than hops
-            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
-            blocks = self.resblocks[stage * kinds : (stage + 1) * kinds]
-            x = sum(block(x) for block in blocks) / kinds
+            x = as_line(x) + self.source_resblocks[stage](as_line(self.source_downs[stage](spectrum)))
+            first, *others = self.resblocks[stage * kinds : (stage + 1) * kinds]
+            total = first(x)
+            for block in others:
+                total.add_(block(x))
+            x = total.div_(kinds)[:, :, 0]                                              # (B, C, F)
         x = self.conv_post(F.leaky_relu(x, 0.01))
         magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
         angle = torch.sin(x[:, BINS:])

@@ -2,7 +2,7 @@
 
 Our modules bear the published names, so a name is changed in three cases only: weight norm, which is
 folded (in either of torch's spellings); the estimator's convolutions, which are matrix products here;
-and counters and tables that inference does not read.
+and counters and tables that inference does not read. The vocoder's convolutions gain an axis.
 """
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ _UNUSED = re.compile(r"\.num_batches_tracked$|^tokenizer\.(?:_mel_filters|window
 # Convolutions (C', C, taps) of the estimator that are linear layers (C', taps * C) here.
 _FLAT = re.compile(
     r"^(flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2|.*\.res_conv|final_proj))\.(weight|bias)$")
+# Convolutions (C', C, taps) of the vocoder that are two-dimensional ones (C', C, 1, taps) here.
+_LINE = re.compile(r"^mel2wav\.(?:source_)?resblocks\.\d+\.convs[12]\.\d+\.weight$")
 _POINTWISE = re.compile(r"\.(?:res_conv|final_proj)\.")
 _NORMED = re.compile(
     r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
@@ -58,9 +60,12 @@ def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
     for name, shape in published.items():
         if own_name(name) is None or _MAGNITUDE.search(name):
             continue
+        own = own_name(name)
         if _FLAT.match(name) and len(shape) == 3:
             shape = (shape[0], shape[1] * shape[2])
-        shapes[own_name(name)] = tuple(shape)
+        elif _LINE.match(own) and len(shape) == 3:
+            shape = (shape[0], shape[1], 1, shape[2])
+        shapes[own] = tuple(shape)
     return shapes
 
 
@@ -69,6 +74,8 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in module.state_dict().items():
         shape = tuple(tensor.shape)
+        if _LINE.match(name):
+            shape = (shape[0], shape[1], shape[3])
         if _NORMED.match(name):
             stem = name.removesuffix("weight") + "parametrizations.weight.original"
             shapes[stem + "0"] = (shape[0], *[1] * (len(shape) - 1))
@@ -101,6 +108,8 @@ def adopt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             tensor = v * (g / v.flatten(1).norm(dim=1).view_as(g))
         elif _FLAT.match(name) and tensor.ndim == 3:
             tensor = tensor.permute(0, 2, 1).flatten(1)     # (C', C, taps) -> (C', taps * C)
+        if _LINE.match(own) and tensor.ndim == 3:
+            tensor = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
         folded[own] = tensor
     if magnitudes:
         raise ValueError(f"{min(magnitudes)}: weight norm has a magnitude but no direction.")
