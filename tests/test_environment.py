@@ -225,7 +225,7 @@ def test_a_pack_that_cannot_be_imported_says_why(tmp_path):
     booted = server.Booted("", tmp_path, tmp_path / "server.log", process=None)
     booted.log.write_text(
         f"Traceback: old\nCannot import {folder.with_name('other')} module for custom nodes: old\n"
-        f"\x1b[33m[WARNING]\x1b[0m Traceback: new\nCannot import {folder} module: new\nlater\n",
+        f"\x1b[33m[WARNING]\x1b[0m Traceback: new\n[WARNING] Cannot import {folder} module: new\nlater\n",
         encoding="utf-8")
     with pytest.raises(SetupError) as error:
         server._check_imports(booted, {"speechwright": CHECKOUT})

@@ -188,7 +188,7 @@ def _check_imports(server: Booted, nodes: Mapping[str, Path]) -> None:
     for name in nodes:
         end = log.find(f"Cannot import {server.base / 'custom_nodes' / name} ")
         if end >= 0:
-            cause = log[max(log.rfind("Traceback", 0, end), 0):end].strip()
+            cause = log[max(log.rfind("Traceback", 0, end), 0):log.rfind("\n", 0, end)].strip()
             raise SetupError(f"ComfyUI could not import {nodes[name]}:\n{cause}")
 
 
