@@ -53,7 +53,7 @@ def read_voice(model: S3Token2Wav, clip: Clip, device: torch.device) -> dict:
     wave = clip.wave
     if clip.seconds > ADVISED_SECONDS:
         wave = wave[: _still_sample(clip)]
-        logger.warning("The voice is %.1f s long; its first %.1f s are used, since the model was trained on up to %g s.",
+        logger.warning("The voice is %.1f s long; its first %.1f s are used: the model was trained on up to %g s.",
                        clip.seconds, len(wave) / clip.rate_hz, ADVISED_SECONDS)
     voice = model.embed_ref(wave, clip.rate_hz, device)
     return {name: entry.cpu() if torch.is_tensor(entry) else entry for name, entry in voice.items()}

@@ -16,6 +16,8 @@ from runner import environment, server  # noqa: E402, from the folder above
 from runner.cli import INTERRUPTED, end_on_terminate  # noqa: E402
 from runner.report import say  # noqa: E402
 
+from kit import speech  # noqa: E402, from beside this file
+
 # exec, eval and several statements a line: what the Comfy Registry looks for, whatever pyproject.toml says.
 REGISTRY_RULES = "S102,S307,E702"
 
@@ -34,8 +36,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def prepare(chosen: argparse.Namespace) -> environment.ComfyUI:
-    """A ComfyUI whose Python has also the tests' packages."""
+def prepare(chosen: argparse.Namespace) -> tuple[environment.ComfyUI, Path]:
+    """A ComfyUI whose Python has also the tests' packages, and the folder of what was fetched for them."""
     if chosen.comfyui:
         comfyui = server.find(chosen.comfyui.expanduser(), chosen.python)
         name = "tests-" + hashlib.sha256(f"{comfyui.root}{comfyui.python}".encode()).hexdigest()[:12]
@@ -43,7 +45,7 @@ def prepare(chosen: argparse.Namespace) -> environment.ComfyUI:
     else:
         folder = chosen.environment or environment.default_folder()
         comfyui = environment.ensure(folder)
-    return environment.ensure_packages(folder, comfyui, CHECKOUT / "tests" / "requirements.txt")
+    return environment.ensure_packages(folder, comfyui, CHECKOUT / "tests" / "requirements.txt"), folder
 
 
 def call(command: list, variables: dict[str, str]) -> int:
@@ -61,16 +63,18 @@ def main() -> int:
     chosen, arguments = parse()
     end_on_terminate()
     try:
-        comfyui = prepare(chosen)
+        comfyui, folder = prepare(chosen)
         variables = environment.variables()
         variables["SPEECHWRIGHT_COMFYUI"] = str(comfyui.root)
+        say(f"Tests convert a person's recording: {speech.fetch(folder / 'speech')}")
+        variables[speech.FOLDER_VARIABLE] = str(folder / "speech")
         commands = [["pytest", *arguments]]
         if chosen.lint:
             commands[:0] = [["ruff", "check", "."], ["ruff", "check", "--select", REGISTRY_RULES, "."]]
         say(f"Tests run in ComfyUI at {comfyui.root}")
         codes = [call([comfyui.python, "-m", *command], variables) for command in commands]
         return next((code for code in codes if code), 0)
-    except environment.SetupError as error:
+    except (environment.SetupError, speech.NoRecording) as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:

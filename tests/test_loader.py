@@ -11,9 +11,10 @@ import comfy.model_management
 import folder_paths
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from kit.files import BROKEN_FILES, good_safetensors, pickles_with_code
 from kit.tiny import tiny_config, tiny_state
-from safetensors.torch import save_file
 from speechwright import loader
 from speechwright.checkpoint import Checkpoint
 from speechwright.s3gen.model import REFERENCE_PARTS, SYNTHESIS_PARTS

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from comfy_api.latest import io
+
 from kit.audio import BAD_AUDIO, UNSPEAKABLE, audio, good_audio, tone
 from speechwright import loader, nodes
 from speechwright.wires import FISH_44K, S3_V2, Piece, SpeechTokens
@@ -60,7 +61,8 @@ class TestSchemas:
         assert schema.node_id.startswith("Speechwright") and schema.category == "audio/speech"
         assert schema.description and schema.display_name and len(schema.search_aliases) >= 3
         inputs = [nested for given in schema.inputs for nested in given.get_all()]
-        assert all(given.tooltip for given in inputs) and all(out.tooltip and out.display_name for out in schema.outputs)
+        assert all(given.tooltip for given in inputs)
+        assert all(out.tooltip and out.display_name for out in schema.outputs)
         for given in inputs:
             if isinstance(given, io.Int.Input) and given.id == "seed":
                 assert (given.min, given.max, given.control_after_generate) == (0, 2**64 - 1, True)

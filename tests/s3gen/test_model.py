@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kit.golden import assert_within, golden_state, load_golden, source_noise
 from kit.tiny import tiny_config, tiny_state
 from speechwright.s3gen import generate, sampling
@@ -332,7 +333,8 @@ class TestErrors:
     @pytest.mark.parametrize("tokens, text", [
         ([], "0 tokens"), ([[]], "0 tokens"), (torch.empty(1, 0), "0 tokens"), ([6561], "id 6561 at position 0"),
         ([1, 6562], "id 6562 at position 1"), ([1, 2, -1], "id -1 at position 2"), ([0.5], "integer ids"),
-        (torch.zeros(1, 1, 3, dtype=torch.long), r"\(1, 1, 3\)"), (torch.zeros(0, 3, dtype=torch.long), "batch is empty"),
+        (torch.zeros(1, 1, 3, dtype=torch.long), r"\(1, 1, 3\)"),
+        (torch.zeros(0, 3, dtype=torch.long), "batch is empty"),
     ])
     def test_tokens(self, tiny, tiny_voice, tokens, text):
         with pytest.raises(ValueError, match=text):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kit.golden import assert_within
 from kit.tiny import tiny_state
 from speechwright.audio import Clip
@@ -109,7 +110,8 @@ def test_windows_meet_in_one_mel(model, voice):
 def test_segments_of_the_vocoder_are_the_whole(model, monkeypatch):
     """Cut into segments of 50 frames or left whole, the wave is the same but for the noise's own order."""
     mel = torch.randn(1, 80, 130, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(pipeline.sampling, "source_noise", lambda harmonics, samples, _: torch.zeros(harmonics, samples))
+    monkeypatch.setattr(
+        pipeline.sampling, "source_noise", lambda harmonics, samples, _: torch.zeros(harmonics, samples))
     whole, _ = model.hift_inference(mel, seed=1)
     monkeypatch.setattr(pipeline, "SEGMENT_FRAMES", 50)
     pieces = pipeline._vocode(model, mel, 1, "auto", lambda: None)

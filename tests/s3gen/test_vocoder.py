@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from kit.golden import assert_within
 from kit.tiny import tiny_config, tiny_state
 from speechwright.s3gen.vocoder import (

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from kit.golden import DERIVED, MIXER, assert_within, golden_state, is_counter, manifest
 from kit.tiny import tiny_config, tiny_state
 from speechwright.s3gen.config import S3GenConfig
 from speechwright.s3gen.demo import DEMOS, demo_config
 from speechwright.s3gen.model import PARTS, SYNTHESIS_PARTS, S3Token2Wav
-from speechwright.s3gen.weights import TELLTALE, build, adopt, measure, own_name, published_shapes
+from speechwright.s3gen.weights import TELLTALE, adopt, build, measure, own_name, published_shapes
 
 
 @pytest.mark.parametrize("meanflow", [False, True])
