@@ -23,7 +23,7 @@ TELLTALE = frozenset({
     "flow.decoder.estimator.time_mlp.linear_1.weight",
     "mel2wav.conv_pre.bias",
 })
-DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; half precision overflows in its norms
+DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; float16's range is untried on it
 
 _MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
 _DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")
