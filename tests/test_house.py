@@ -7,6 +7,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
 from kit.checkout import CHECKOUT, read, shipped, tracked
@@ -194,6 +196,19 @@ def test_changelog_begins_with_this_version():
 
 def test_licence_is_apache_2():
     assert "Apache License" in read("LICENSE") and "Version 2.0, January 2004" in read("LICENSE")
+
+
+@pytest.mark.parametrize("name", ["ada", "bruno"])
+def test_voices_of_the_examples_are_fit_for_them(name):
+    path = CHECKOUT / "workflows" / "audio" / f"{name}.flac"
+    with av.open(path) as file:
+        rate_hz, channels = file.streams.audio[0].rate, file.streams.audio[0].channels
+        samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+    assert (rate_hz, channels) == (24000, 1) and 3 <= len(samples) / rate_hz <= 6
+    assert 20 * np.log10(np.abs(samples.astype(float)).max() / 2**15) == pytest.approx(-3, abs=0.1)
+    assert path.stat().st_size < 300_000
+    words = path.with_suffix(".txt").read_text(encoding="utf-8").split()
+    assert 10 <= len(words) <= 20 and words[-1].endswith(".")
 
 
 COMMAND = re.compile(r"^python (\S+\.py)(?: ([^#\n]*))?", re.MULTILINE)
