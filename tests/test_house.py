@@ -211,6 +211,20 @@ def test_voices_of_the_examples_are_fit_for_them(name):
     assert 10 <= len(words) <= 20 and words[-1].endswith(".")
 
 
+HELP_PAGES = [name for name in SHIPPED if name.startswith("web/docs/")]
+
+
+@pytest.mark.parametrize("page", HELP_PAGES)
+def test_help_pages_quote_errors_as_they_are(page):
+    """Whoever searches the page for what ComfyUI has shown must find it."""
+    source = "".join(map(read, SHIPPED_PY))
+    table = read(page).split("## When it stops")[1]
+    cells = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    quotes = [quote for cell in cells for quote in re.findall(r"\*(.+?)\*", cell)]
+    words = [part.strip() for quote in quotes for part in quote.split("...") if part.strip()]
+    assert words and [part for part in words if part not in source] == []
+
+
 COMMAND = re.compile(r"^python (\S+\.py)(?: ([^#\n]*))?", re.MULTILINE)
 
 
