@@ -186,7 +186,7 @@ class SpeechModel:
     def require(self, family: str, node: str) -> None:
         """``ValueError`` unless this is a model of that family."""
         if self.family.name != family:
-            raise ValueError(f"{node}: the model is {self.family.name} ({self.source}); connect a {family} model.")
+            raise ValueError(f"{node}: the model is {self.family.name} ({self.source}); connect a model of {family}.")
 
 
 def load(name: str, precision: str = "auto", device: str = "auto") -> SpeechModel:

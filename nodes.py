@@ -55,7 +55,7 @@ class LoadModel(io.ComfyNode):
                             io.Combo.Input(
                                 "checkpoint", options=loader.checkpoint_names(),
                                 tooltip="An S3Gen file in models/tts: s3gen.safetensors of Chatterbox, "
-                                        "s3gen_meanflow.safetensors of Chatterbox Turbo (5 times faster). MIT."),
+                                        "s3gen_meanflow.safetensors of Chatterbox Turbo (2 steps in place of 10). MIT."),
                         ]),
                         io.DynamicCombo.Option(DEMO_OPTION, [
                             io.Combo.Input(

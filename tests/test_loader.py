@@ -242,5 +242,5 @@ class TestModel:
         assert len(model._voices) == loader.MAX_VOICES
 
     def test_other_family_s_node(self, checkpoint):
-        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .*connect a CosyVoice model"):
+        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .*connect a model of CosyVoice"):
             loader.load(NAME).require("CosyVoice", "RAS Sampler")

@@ -62,6 +62,14 @@ def test_what_does_not_exist_is_an_error_that_lists_what_does(text, parts):
     assert all(part in str(error.value) for part in parts)
 
 
+def test_the_inputs_of_another_choice_may_be_set():
+    """A checkpoint is an input of one kind of model, and the example chooses another: both can be set."""
+    given = {"1": {"class_type": "Load", "inputs": {"family": "Demo", "family.demo": "small"}}}
+    found = [graph.parse_set(given, text) for text in ("Load.family=Real", "Load.family.checkpoint=a/b.pt")]
+    assert graph.assign(given, found)["1"]["inputs"] == {
+        "family": "Real", "family.demo": "small", "family.checkpoint": "a/b.pt"}
+
+
 def test_a_title_must_be_one_nodes():
     twice = {"1": GRAPH["3"], "2": GRAPH["3"]}
     with pytest.raises(graph.GraphError, match="several nodes have this title"):

@@ -41,7 +41,11 @@ def load(name: str, folder: Path) -> dict:
 
 
 def find_input(graph: Mapping, address: str) -> tuple[str, str]:
-    """``node.input`` -> (node id, input). The node is named by its id or its title; inputs may have dots."""
+    """``node.input`` -> (node id, input). The node is named by its id or its title; inputs may have dots.
+
+    What is chosen in one input decides which others there are, and bears its name: where there is ``family``,
+    ``family.checkpoint`` may be set, though another choice has not got it.
+    """
     node, dot, name = address.strip().partition(".")
     titles = {node_id: entry.get("_meta", {}).get("title") or entry["class_type"]
               for node_id, entry in graph.items()}
@@ -51,7 +55,7 @@ def find_input(graph: Mapping, address: str) -> tuple[str, str]:
         problem = "several nodes have this title" if len(found) > 1 else "no such node"
         raise GraphError(f"{address}: {problem if dot else 'give node.input'}. The nodes: {nodes}.")
     inputs = graph[found[0]].get("inputs", {})
-    if name not in inputs:
+    if name not in inputs and name.partition(".")[0] not in inputs:
         raise GraphError(f'{address}: node {found[0]} "{titles[found[0]]}" has no input {name!r} here. '
                          f"Its inputs: {', '.join(inputs) or 'none'}.")
     return found[0], name
@@ -84,7 +88,7 @@ def parse_set(graph: Mapping, text: str) -> tuple[str, Any]:
     if not is_there:
         raise GraphError(f"{text}: give node.input=value.")
     node, name = find_input(graph, address)
-    return address, parse_value(value, graph[node]["inputs"][name])
+    return address, parse_value(value, graph[node]["inputs"].get(name))
 
 
 def parse_batch(graph: Mapping, text: str) -> list[tuple[str, Any]]:
@@ -96,7 +100,7 @@ def parse_batch(graph: Mapping, text: str) -> list[tuple[str, Any]]:
     if not is_there:
         raise GraphError(f"{text}: give node.input=value,value,... or node.input=@file.")
     node, name = find_input(graph, address)
-    before = graph[node]["inputs"][name]
+    before = graph[node]["inputs"].get(name)
     values = [parse_value(value, before) if isinstance(value, str) else value for value in _listed(listed)]
     if not values:
         raise GraphError(f"{text}: no values.")
