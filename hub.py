@@ -49,10 +49,12 @@ class _Cut(Exception):
     """The connection could not be opened, or broke."""
 
 
-def fetch(
-    published: Published, target: Path, on_progress: Callable[[int, int], None] = lambda done, total: None,
-    endpoint: str | None = None,
-) -> Path:
+def unwatched(done: int, total: int) -> None:
+    """An ``on_progress`` for downloads that nobody looks at."""
+
+
+def fetch(published: Published, target: Path, on_progress: Callable[[int, int], None] = unwatched,
+          endpoint: str | None = None) -> Path:
     """``target``, after fetching the published file to it if it is not there.
 
     on_progress: is told (bytes that are here, bytes in all). What it raises ends the download; what has come

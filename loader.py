@@ -20,7 +20,7 @@ import folder_paths
 import torch
 from safetensors.torch import save_file
 
-from . import s3gen
+from . import hub, s3gen
 from .checkpoint import Checkpoint, open_checkpoint
 from .wires import S3_V2
 
@@ -44,7 +44,7 @@ class Family:
     measure: Callable                   # (shapes, source) -> config; an error where tensors lack or do not fit
     build: Callable                     # (tensors, operations, dtype, parts, config, source) -> module
     demos: Mapping[str, Callable[[], dict]]     # title -> small random weights by the published names
-    repositories: tuple[str, ...]       # where its checkpoints come from
+    published: Mapping[str, hub.Published]      # path below models/tts -> the checkpoint that belongs there
 
 
 FAMILIES = (
@@ -52,8 +52,7 @@ FAMILIES = (
         name="S3Gen", telltale=s3gen.weights.TELLTALE, token_kind=S3_V2, dtypes=s3gen.weights.DTYPES,
         parts={"synthesis": s3gen.model.SYNTHESIS_PARTS, "reference": s3gen.model.REFERENCE_PARTS},
         measure=s3gen.weights.measure, build=s3gen.weights.build, demos=s3gen.demo.DEMOS,
-        repositories=("ResembleAI/chatterbox (s3gen.safetensors)",
-                      "ResembleAI/chatterbox-turbo (s3gen_meanflow.safetensors)"),
+        published=s3gen.weights.PUBLISHED,
     ),
 )
 
@@ -91,31 +90,53 @@ def register_folders() -> None:
 def checkpoint_names() -> list[str]:
     """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first.
 
-    Links are followed, but for those to a folder above themselves.
+    Links are followed, but for those to a folder above themselves. What is hidden is left out: a download that
+    has not ended, or what other systems add to a disk.
     """
     names: dict[str, None] = {}
     for root in roots():
         for folder, below, files in os.walk(root, followlinks=True):
             here = Path(os.path.realpath(folder))
-            below[:] = [name for name in below if not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
+            below[:] = [name for name in below if not name.startswith(".")
+                        and not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
             for file in files:
-                if file.lower().endswith(SUFFIXES):
+                if file.lower().endswith(SUFFIXES) and not file.startswith("."):
                     names[Path(folder, file).relative_to(root).as_posix()] = None
     return sorted(names, key=lambda name: ("s3gen" not in name.lower(), name.lower(), name))
 
 
-def find_checkpoint(name: str) -> Path:
-    """The file of that name in the first root that has it; ``FileNotFoundError`` says where was looked."""
+def published_checkpoints() -> dict[str, hub.Published]:
+    """Every family's published checkpoints, by the names that they have here."""
+    return {name: published for family in FAMILIES for name, published in family.published.items()}
+
+
+def checkpoint_choices() -> list[str]:
+    """The checkpoints that are here, then those that could be fetched."""
+    return list(dict.fromkeys((*checkpoint_names(), *published_checkpoints())))
+
+
+def find_checkpoint(name: str, download: bool = False,
+                    on_progress: Callable[[int, int], None] = hub.unwatched) -> Path:
+    """The file of that name in the first root that has it.
+
+    download: fetch what is published and in no root into the first one; on_progress is told of it (bytes that
+    are here, bytes in all). ``FileNotFoundError`` says where was looked and where the file is to be had.
+    """
     relative = Path(name.replace("\\", "/"))
-    if not name.strip() or relative.is_absolute() or ".." in relative.parts:
+    if not name.strip() or relative.is_absolute() or any(part.startswith(".") for part in relative.parts):
         raise ValueError(f"checkpoint: {name!r} is not a path inside models/tts; choose one from the list.")
-    for root in roots():
+    folders = roots()
+    for root in folders:
         if (root / relative).is_file():
             return root / relative
-    sources = "; ".join(source for family in FAMILIES for source in family.repositories)
-    raise FileNotFoundError(
-        f"checkpoint: {name!r} is in none of {', '.join(str(root) for root in roots())}. Put the file there "
-        f"and press R to refresh the list. Checkpoints: {sources}.")
+    published = published_checkpoints()
+    wanted = published.get(relative.as_posix())
+    if wanted and download:
+        return hub.fetch(wanted, folders[0] / relative, on_progress)
+    advice = (f"It is {wanted}: switch `download` on to fetch it, or put it at {folders[0] / relative}" if wanted else
+              f"Put the file there, or choose what can be fetched ({'; '.join(map(str, published.values()))})")
+    raise FileNotFoundError(f"checkpoint: {name!r} is in none of {', '.join(map(str, folders))}. {advice}, "
+                            "and press R to refresh the list.")
 
 
 def stamp(name: str) -> str:
@@ -189,9 +210,10 @@ class SpeechModel:
             raise ValueError(f"{node}: the model is {self.family.name} ({self.source}); connect a model of {family}.")
 
 
-def load(name: str, precision: str = "auto", device: str = "auto") -> SpeechModel:
-    """Load the checkpoint of that name in models/tts."""
-    path = find_checkpoint(name)
+def load(name: str, precision: str = "auto", device: str = "auto", download: bool = False,
+         on_progress: Callable[[int, int], None] = hub.unwatched) -> SpeechModel:
+    """Load the checkpoint of that name in models/tts, which ``find_checkpoint`` fetches if it may."""
+    path = find_checkpoint(name, download, on_progress)
     family = identify(set(open_checkpoint(path).shapes), str(path))
     before = stamp(name)
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from ..hub import Published
 from .config import S3GenConfig, Shapes
 from .flow import CausalConv
 from .model import PARTS, S3Token2Wav
@@ -24,6 +25,18 @@ TELLTALE = frozenset({
     "mel2wav.conv_pre.bias",
 })
 DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; float16's range is untried on it
+# Where checkpoints come from, by the place below models/tts that they are fetched to.
+PUBLISHED = {
+    "s3gen/s3gen.safetensors": Published(
+        "ResembleAI/chatterbox", "s3gen.safetensors", 1_056_484_620,
+        "2b78103c654207393955e4900aac14a12de8ef25f4b09424f1ef91941f161d4e", "MIT"),
+    "s3gen/s3gen_meanflow.safetensors": Published(
+        "ResembleAI/chatterbox-turbo", "s3gen_meanflow.safetensors", 1_064_875_036,
+        "d65cb687a2ed581ee6cc297e919ffefa63386944f42364ae13b78a594945514f", "MIT"),
+    "s3gen/s3gen_v3.safetensors": Published(
+        "ResembleAI/chatterbox", "s3gen_v3.safetensors", 1_056_381_804,
+        "4a46190f3dccc2230fbb3488a930bccc925862ee68f2662433dfcfe93ce6c2cb", "MIT"),
+}
 
 _MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
 _DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.checkout import CHECKOUT
-from kit.hub import COMMIT, Hub, running_hub
+from kit.hub import COMMIT, Hub, allow_downloads, running_hub
 from speechwright import hub as downloads
 from speechwright.hub import HIDDEN, Published, fetch
 
@@ -23,7 +23,6 @@ CONTENT = bytes(range(256)) * 40        # 10,240 bytes
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MODEL = Published("owner/models", "model.safetensors", len(CONTENT), SHA256, "MIT")
 UNKNOWN = replace(MODEL, bytes=None, sha256=None)
-PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class Cancelled(BaseException):
@@ -33,12 +32,9 @@ class Cancelled(BaseException):
 @pytest.fixture
 def hub(monkeypatch) -> Iterator[Hub]:
     """A hub with one model; downloads are allowed, in small pieces and without anybody's settings."""
-    from huggingface_hub import constants
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    allow_downloads(monkeypatch)
     monkeypatch.setattr(downloads, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(downloads, "LOCK_SECONDS", 0.05)
-    for name in (*PROXIES, *map(str.upper, PROXIES), "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
     with running_hub() as running:
         running.files["owner/models/model.safetensors"] = CONTENT
         yield running

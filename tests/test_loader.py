@@ -4,19 +4,25 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import comfy.model_management
 import folder_paths
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from kit.files import BROKEN_FILES, good_safetensors, pickles_with_code
+from kit.hub import Hub, allow_downloads, running_hub
 from kit.tiny import tiny_config, tiny_state
 from speechwright import loader
 from speechwright.checkpoint import Checkpoint
+from speechwright.hub import CHUNK_BYTES, Published
 from speechwright.s3gen.model import REFERENCE_PARTS, SYNTHESIS_PARTS
 
 NAME = "模型 v1/ä b s3gen.safetensors"
@@ -99,6 +105,16 @@ class TestFolders:
         with pytest.raises(ValueError, match="not a path inside models/tts"):
             loader.find_checkpoint(name)
 
+    def test_what_is_hidden_is_no_choice(self, two_roots):
+        """Parts of downloads, and what macOS leaves on disks of other systems, have the names of checkpoints."""
+        for name in (".downloads/s3gen.safetensors", "s3gen/.cache/s3gen.pt", "._s3gen.safetensors"):
+            path = two_roots[0] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            with pytest.raises(ValueError, match="not a path inside models/tts"):
+                loader.find_checkpoint(name)
+        assert loader.checkpoint_names() == []
+
     def test_stamp_follows_the_file(self, checkpoint):
         before = loader.stamp(NAME)
         assert before == loader.stamp(NAME)
@@ -106,6 +122,78 @@ class TestFolders:
         assert loader.stamp(NAME) != before
         checkpoint.unlink()
         assert loader.stamp(NAME) == NAME
+
+
+class TestDownloads:
+    NAME = "s3gen/tiny.safetensors"
+
+    @pytest.fixture
+    def hub(self, two_roots, monkeypatch) -> Iterator[Hub]:
+        """A hub that has a tiny model, which is the only one that the family knows to be published."""
+        content = save(tiny_state())
+        published = Published("owner/models", "tiny.safetensors", len(content), None, "MIT")
+        monkeypatch.setattr(loader, "FAMILIES", (replace(loader.FAMILIES[0], published={self.NAME: published}),))
+        allow_downloads(monkeypatch)
+        with running_hub() as running:
+            running.files["owner/models/tiny.safetensors"] = content
+            monkeypatch.setattr(loader.hub, "fetch", partial(loader.hub.fetch, endpoint=running.endpoint))
+            yield running
+
+    def test_choices_that_are_here_come_first(self, hub, two_roots):
+        (two_roots[1] / "b.pt").touch()
+        assert loader.checkpoint_choices() == ["b.pt", self.NAME]
+        loader.find_checkpoint(self.NAME, download=True)
+        assert loader.checkpoint_choices() == [self.NAME, "b.pt"]
+
+    def test_nothing_is_fetched_unless_told(self, hub, two_roots):
+        with pytest.raises(FileNotFoundError, match="is in none of") as caught:
+            loader.load(self.NAME)
+        for said in (*map(str, two_roots), "tiny.safetensors of owner/models on Hugging Face", "MIT licence",
+                     "switch `download` on", str(two_roots[0] / self.NAME)):
+            assert said in str(caught.value)
+        assert hub.requests == [] and list(two_roots[0].iterdir()) == []
+
+    def test_fetched_into_the_first_root_and_loaded(self, hub, two_roots):
+        reports = []
+        model = loader.load("s3gen\\tiny.safetensors", "auto", "cpu", True, lambda *report: reports.append(report))
+        assert model.config == tiny_config() and model.source == str(two_roots[0] / self.NAME)
+        done, total = reports[-1]
+        assert done == total == (two_roots[0] / self.NAME).stat().st_size
+        assert [path.name for path in (two_roots[0] / "s3gen").iterdir()] == ["tiny.safetensors"]
+        before = len(hub.requests)
+        loader.load(self.NAME, download=True)
+        assert len(hub.requests) == before
+
+    def test_file_in_another_root_is_not_fetched(self, hub, two_roots):
+        path = two_roots[1] / self.NAME
+        path.parent.mkdir()
+        path.touch()
+        assert loader.find_checkpoint(self.NAME, download=True) == path and hub.requests == []
+
+    def test_half_a_file_is_no_model(self, hub, two_roots):
+        hub.cuts = [CHUNK_BYTES, 0]
+        with pytest.raises(OSError, match="queue again to go on"):
+            loader.load(self.NAME, download=True)
+        parts = [path for path in two_roots[0].rglob("*") if path.is_file() and path.stat().st_size]
+        assert [path.suffix for path in parts] == [".part"]
+        assert loader.checkpoint_names() == [] and loader.stamp(self.NAME) == self.NAME
+        loader.load(self.NAME, download=True)
+        assert loader.checkpoint_names() == [self.NAME]
+
+    def test_what_is_not_published_is_not_asked_for(self, hub):
+        with pytest.raises(FileNotFoundError, match="choose what can be fetched .tiny.safetensors of owner/models"):
+            loader.find_checkpoint("tiny.safetensors", download=True)
+        assert hub.requests == []
+
+
+@pytest.mark.parametrize("family", loader.FAMILIES, ids=lambda family: family.name)
+def test_what_is_known_of_published_files(family):
+    assert family.published
+    for name, published in family.published.items():
+        assert re.fullmatch(r"[a-z0-9]+/[\w.]+", name) and name.endswith(loader.SUFFIXES)
+        assert re.fullmatch(r"[\w-]+/[\w-]+", published.repository) and published.licence
+        assert published.sha256 is None or re.fullmatch("[0-9a-f]{64}", published.sha256)
+        assert published.bytes is None or published.bytes > 10**6
 
 
 class TestFiles:

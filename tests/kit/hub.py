@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SETTINGS = ("http_proxy", "https_proxy", "all_proxy", "hf_token")
 
 
 @dataclass
@@ -40,6 +43,14 @@ class Hub:
     def bodies(self) -> list[Request]:
         """The requests for content, as opposed to those that ask about it."""
         return [request for request in self.requests if request.method == "GET" and request.path.startswith("/blobs/")]
+
+
+def allow_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back that tests are offline, and the proxy and token of whoever runs them."""
+    from huggingface_hub import constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in (*SETTINGS, *map(str.upper, SETTINGS)):
+        monkeypatch.delenv(name, raising=False)
 
 
 @contextmanager
