@@ -53,9 +53,10 @@ class LoadModel(io.ComfyNode):
                     options=[
                         io.DynamicCombo.Option(S3GEN_OPTION, [
                             io.Combo.Input(
-                                "checkpoint", options=loader.checkpoint_names(),
-                                tooltip="An S3Gen file in models/tts: s3gen.safetensors of Chatterbox, "
-                                        "s3gen_meanflow.safetensors of Chatterbox Turbo (2 steps in place of 10). MIT."),
+                                "checkpoint", options=loader.checkpoint_choices(),
+                                tooltip="An S3Gen file in models/tts: s3gen or s3gen_v3 of Chatterbox, s3gen_meanflow "
+                                        "of Chatterbox Turbo (2 steps in place of 10). MIT licence. Those that are "
+                                        "not there yet need download."),
                         ]),
                         io.DynamicCombo.Option(DEMO_OPTION, [
                             io.Combo.Input(
@@ -71,19 +72,26 @@ class LoadModel(io.ComfyNode):
                 io.Combo.Input(
                     "device", options=["auto", "cpu"], default="auto", optional=True, advanced=True,
                     tooltip="auto: where ComfyUI computes. cpu: on the processor."),
+                io.Boolean.Input(
+                    "download", default=False, optional=True, advanced=True,
+                    tooltip="Fetch the chosen checkpoint from Hugging Face (1.06 GB) if it is not in models/tts. "
+                            "Off: nothing is ever fetched."),
             ],
             outputs=[SpeechModelType.Output(display_name="model", tooltip="The loaded model.")],
         )
 
     @classmethod
-    def fingerprint_inputs(cls, family: dict, precision: str = "auto", device: str = "auto") -> str:
+    def fingerprint_inputs(cls, family: dict, precision: str = "auto", device: str = "auto",
+                           download: bool = False) -> str:
         return loader.stamp(family["checkpoint"]) if "checkpoint" in family else ""
 
     @classmethod
-    def execute(cls, family: dict, precision: str = "auto", device: str = "auto") -> io.NodeOutput:
+    def execute(cls, family: dict, precision: str = "auto", device: str = "auto",
+                download: bool = False) -> io.NodeOutput:
         if family["family"] == DEMO_OPTION:
             return io.NodeOutput(loader.load_demo(family["demo"], precision, device))
-        return io.NodeOutput(loader.load(family["checkpoint"], precision, device))
+        return io.NodeOutput(loader.load(
+            family["checkpoint"], precision, device, download, progress_and_interrupt()))
 
 
 class VoiceNode(io.ComfyNode):

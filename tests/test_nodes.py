@@ -87,6 +87,44 @@ def test_loader_s_fingerprint(tmp_path):
     assert nodes.LoadModel.fingerprint_inputs(DEMO) == nodes.LoadModel.fingerprint_inputs(DEMO, "auto", "auto")
     given = {"family": nodes.S3GEN_OPTION, "checkpoint": "nowhere.safetensors"}
     assert nodes.LoadModel.fingerprint_inputs(given) == nodes.LoadModel.fingerprint_inputs(given, None, None)
+    assert nodes.LoadModel.fingerprint_inputs(given) == nodes.LoadModel.fingerprint_inputs(given, download=True)
+
+
+class TestDownload:
+    GIVEN = {"family": nodes.S3GEN_OPTION, "checkpoint": next(iter(loader.published_checkpoints()))}
+
+    @pytest.fixture
+    def fetched(self, monkeypatch) -> list:
+        """What was to be fetched; the download reports once and then fails."""
+        calls = []
+
+        def fetch(published, target, on_progress):
+            calls.append(published)
+            on_progress(1, 2)
+            raise OSError("as far as it goes")
+
+        monkeypatch.setattr(loader.hub, "fetch", fetch)
+        return calls
+
+    def test_off_and_last(self, fetched):
+        last = nodes.LoadModel.GET_SCHEMA().inputs[-1]
+        assert (last.id, last.default, last.optional, last.advanced) == ("download", False, True, True)
+        with pytest.raises(FileNotFoundError, match="switch `download` on"):
+            run(nodes.LoadModel, self.GIVEN)
+        assert fetched == []
+
+    def test_on(self, fetched):
+        with pytest.raises(OSError, match="as far as it goes"):
+            run(nodes.LoadModel, self.GIVEN, download=True)
+        assert fetched == [loader.published_checkpoints()[self.GIVEN["checkpoint"]]]
+
+    def test_cancel(self, fetched, monkeypatch):
+        def press():
+            raise comfy.model_management.InterruptProcessingException
+
+        monkeypatch.setattr(comfy.model_management, "throw_exception_if_processing_interrupted", press)
+        with pytest.raises(comfy.model_management.InterruptProcessingException):
+            run(nodes.LoadModel, self.GIVEN, download=True)
 
 
 class TestConversion:
