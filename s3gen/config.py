@@ -6,10 +6,9 @@ them and stands as a constant beside the module that needs it.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Shapes = Mapping[str, tuple[int, ...]]
+from ..assembly import Shapes
 
 HEAD_WIDTH = 64  # channels of one attention head, in the tokenizer and in the estimator
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
 from ..hub import Published
-from .config import S3GenConfig, Shapes
+from .config import S3GenConfig
 from .flow import CausalConv
 from .model import PARTS, S3Token2Wav
 
@@ -24,6 +24,7 @@ TELLTALE = frozenset({
     "flow.decoder.estimator.time_mlp.linear_1.weight",
     "mel2wav.conv_pre.bias",
 })
+ESTIMATOR = "flow.decoder.estimator."
 DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; float16's range is untried on it
 # Where checkpoints come from, by the place below models/tts that they are fetched to.
 PUBLISHED = {
@@ -50,13 +51,6 @@ _POINTWISE = re.compile(r"\.(?:res_conv|final_proj)\.")
 _NORMED = re.compile(
     r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
     r"|f0_predictor\.condnet\.\d+)\.weight$")
-
-
-# torch's layers without their random start, which costs more than reading the weights.
-UNFILLED = SimpleNamespace(**{
-    kind.__name__: type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.LayerNorm, nn.Embedding)
-})
 
 
 def own_name(published: str) -> str | None:
@@ -149,18 +143,8 @@ def build(
         if config is None:
             config = measure(shapes_of(state), source)
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
-        check_names(shapes_of(module.state_dict()), shapes_of(tensors), source)
-        for name, tensor in tensors.items():
-            kind = dtype if name.startswith("flow.decoder.estimator.") else torch.float32
-            if tensor.dtype != kind:
-                tensors[name] = tensor.to(kind)
-            elif tensor.is_inference():
-                tensors[name] = tensor.clone()
-        module.load_state_dict(tensors, strict=True, assign=True)
-        left = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
-        if left:
-            raise RuntimeError(f"{source}: {left[0]} was never filled.")
-        return module.eval().requires_grad_(False)
+        check_names(shapes_of(module.state_dict()), shapes_of(tensors), source, "S3Gen")
+        return fill(module, tensors, lambda name: dtype if name.startswith(ESTIMATOR) else torch.float32, source)
 
 
 def measure(published: Shapes, source: str) -> S3GenConfig:
@@ -171,28 +155,5 @@ def measure(published: Shapes, source: str) -> S3GenConfig:
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
     module = S3Token2Wav(config.estimator.meanflow, config, UNFILLED, "meta")
-    check_names(shapes_of(module.state_dict()), shapes, source)
+    check_names(shapes_of(module.state_dict()), shapes, source, "S3Gen")
     return config
-
-
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """name -> shape"""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def check_names(expected: Shapes, found: Shapes, source: str) -> None:
-    """Compare names and shapes before anything is read; ``ValueError`` names the first that differ."""
-    problems = []
-    for title, names in (("missing", expected.keys() - found), ("unexpected", found.keys() - expected)):
-        if names:
-            more = ", ..." if len(names) > 3 else ""
-            problems.append(f"{len(names)} {title} ({', '.join(sorted(names)[:3])}{more})")
-    shapes = [
-        f"{name} is {found[name]}, not {shape}"
-        for name, shape in expected.items() if found.get(name, shape) != shape
-    ]
-    if shapes:
-        problems.append(f"{len(shapes)} of another shape ({'; '.join(shapes[:2])})")
-    if problems:
-        raise ValueError(
-            f"{source}: not the tensors of S3Gen: {', '.join(problems)}. Download the file again, or choose another.")
