@@ -1,0 +1,1 @@
+"""CosyVoice 2 and 3: text to speech tokens by a language model, on top of the tokens and voices of S3Gen."""
