@@ -68,7 +68,8 @@ class LoadModel(io.ComfyNode):
                 io.Combo.Input(
                     "precision", options=["auto", *loader.PRECISIONS], default="auto", optional=True, advanced=True,
                     tooltip="Number format of the largest network. auto: the family's own (fp32 for S3Gen). "
-                            "bf16 is faster on GPUs and on CPUs with AMX, and a little less exact."),
+                            "bf16 is faster on GPUs and on CPUs with AMX, and a little less exact; on other CPUs it is "
+                            "several times slower."),
                 io.Combo.Input(
                     "device", options=["auto", "cpu"], default="auto", optional=True, advanced=True,
                     tooltip="auto: where ComfyUI computes. cpu: on the processor."),

@@ -93,8 +93,8 @@ class ConformerLayer(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor, padding: Tensor | None) -> Tensor:
         """(B, F, D), (2F-1, D), additive (B, 1, 1, F) or None -> (B, F, D)"""
-        x = x + self.self_attn(self.norm_mha(x), table, padding)
-        return x + self.feed_forward(self.norm_ff(x))
+        x = self.self_attn(self.norm_mha(x), table, padding).add_(x)
+        return self.feed_forward(self.norm_ff(x)).add_(x)
 
 
 class InputLayer(nn.Module):

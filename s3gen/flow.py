@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from .config import HEAD_WIDTH, EstimatorConfig, S3GenConfig
 from .encoder import LOOKAHEAD_TOKENS, UPSAMPLING, UpsampleConformer
 
+TAPS = 3    # frames that a convolution of the estimator sees
+
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(log(1 + e^x)). On a CPU torch's own takes four times as long as its parts."""
@@ -27,24 +29,18 @@ def mish(x: Tensor) -> Tensor:
     return n.div_(n + 2).mul_(x)
 
 
-class CausalConv(nn.Module):
-    """Convolution over three frames that sees only the past, as one matrix product.
+def causal_conv(channels_in: int, channels_out: int, operations, device=None, dtype=None) -> nn.Module:
+    """The layer of ``causal``: one over three frames, laid out as an image of one line.
 
-    With channels last, the three frames that one output reads lie side by side in memory.
+    Channels last is how the frames lie in memory anyway, and a CPU is a quarter faster so.
     """
+    return operations.Conv2d(channels_in, channels_out, (1, TAPS), device=device, dtype=dtype)
 
-    TAPS = 3
 
-    def __init__(self, channels_in: int, channels_out: int, operations, device=None, dtype=None):
-        super().__init__()
-        self.product = operations.Linear(self.TAPS * channels_in, channels_out, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, F, C) -> (B, F, C')"""
-        padded = F.pad(x, (0, 0, self.TAPS - 1, 0))
-        rows, _, channels = x.shape
-        frames = (rows, x.shape[1], self.TAPS * channels)
-        return self.product(padded.as_strided(frames, (padded.stride(0), channels, 1)))
+def causal(conv: nn.Module, x: Tensor) -> Tensor:
+    """(B, F, C) -> (B, F, C') by a convolution that sees the present frame and the two before."""
+    line = F.pad(x, (0, 0, TAPS - 1, 0)).transpose(1, 2)[:, :, None]                    # (B, C, 1, F + 2)
+    return conv(line)[:, :, 0].transpose(1, 2)
 
 
 class CausalBlock(nn.Module):
@@ -54,13 +50,13 @@ class CausalBlock(nn.Module):
         super().__init__()
         # Index 1 is the transposition before the norm in the published names.
         self.block = nn.ModuleDict({
-            "0": CausalConv(channels_in, channels_out, operations, device, dtype),
+            "0": causal_conv(channels_in, channels_out, operations, device, dtype),
             "2": operations.LayerNorm(channels_out, eps=1e-5, device=device, dtype=dtype),
         })
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, F, C) -> (B, F, C')"""
-        return mish(self.block["2"](self.block["0"](x)))
+        return mish(self.block["2"](causal(self.block["0"], x)))
 
 
 class ResnetBlock(nn.Module):
@@ -76,8 +72,8 @@ class ResnetBlock(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         """(B, F, C), (B or 1, time width) -> (B, F, D)"""
-        h = self.block1(x) + self.mlp(time)[:, None]
-        return self.block2(h) + self.res_conv(x)
+        h = self.block1(x).add_(self.mlp(time)[:, None])
+        return self.block2(h).add_(self.res_conv(x))
 
 
 class Attention(nn.Module):
@@ -132,8 +128,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """(B, F, D), additive (B, 1, 1, F) or None -> (B, F, D)"""
-        x = x + self.attn1(self.norm1(x), padding)
-        return x + self.ff(self.norm3(x))
+        x = self.attn1(self.norm1(x), padding).add_(x)
+        return self.ff(self.norm3(x)).add_(x)
 
 
 class TimeEmbedding(nn.Module):
@@ -172,7 +168,7 @@ class Estimator(nn.Module):
                 [ResnetBlock(channels_in, config, operations, **factory), nn.ModuleList(transformers), *tail])
 
         def conv() -> nn.Module:
-            return CausalConv(width, width, operations, **factory)
+            return causal_conv(width, width, operations, **factory)
 
         self.time_mlp = TimeEmbedding(config, operations, **factory)
         if config.meanflow:
@@ -210,11 +206,11 @@ class Estimator(nn.Module):
             return x
 
         skip = run(self.down_blocks[0], x)                                              # (B, F, D)
-        x = self.down_blocks[0][2](skip)
+        x = causal(self.down_blocks[0][2], skip)
         for stage in self.mid_blocks:
             x = run(stage, x)
         x = run(self.up_blocks[0], torch.cat((x, skip), dim=-1))
-        x = self.final_block(self.up_blocks[0][2](x))
+        x = self.final_block(causal(self.up_blocks[0][2], x))
         return self.final_proj(x).float()               # (B, F, M)
 
 

@@ -1,8 +1,9 @@
 """Names and weights of published S3Gen checkpoints.
 
-Our modules bear the published names, so a name is changed in three cases only: weight norm, which is
-folded (in either of torch's spellings); the estimator's convolutions, which are matrix products here;
-and counters and tables that inference does not read. The vocoder's convolutions gain an axis.
+Our modules bear the published names, so a name is changed in two cases only: weight norm, which is
+folded (in either of torch's spellings), and counters and tables that inference does not read. Some
+convolutions are computed as images of one line, and those over one frame as linear layers: their
+weights gain an axis or lose one.
 """
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from torch import Tensor
 from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
 from ..hub import Published
 from .config import S3GenConfig
-from .flow import CausalConv
 from .model import PARTS, S3Token2Wav
 
 TELLTALE = frozenset({
@@ -42,12 +42,12 @@ PUBLISHED = {
 _MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
 _DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")
 _UNUSED = re.compile(r"\.num_batches_tracked$|^tokenizer\.(?:_mel_filters|window)$")
-# Convolutions (C', C, taps) of the estimator that are linear layers (C', taps * C) here.
-_FLAT = re.compile(
-    r"^(flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2|.*\.res_conv|final_proj))\.(weight|bias)$")
-# Convolutions (C', C, taps) of the vocoder that are two-dimensional ones (C', C, 1, taps) here.
-_LINE = re.compile(r"^mel2wav\.(?:source_)?resblocks\.\d+\.convs[12]\.\d+\.weight$")
-_POINTWISE = re.compile(r"\.(?:res_conv|final_proj)\.")
+# Convolutions (C', C, taps) that are two-dimensional ones (C', C, 1, taps) here.
+_LINE = re.compile(
+    r"^(?:mel2wav\.(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
+    r"|flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2))\.weight$")
+# Convolutions (C', C, 1) that are linear layers (C', C) here.
+_POINT = re.compile(r"^flow\.decoder\.estimator\.(?:.*\.res_conv|final_proj)\.weight$")
 _NORMED = re.compile(
     r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
     r"|f0_predictor\.condnet\.\d+)\.weight$")
@@ -57,8 +57,7 @@ def own_name(published: str) -> str | None:
     """The name in our modules, or None for a tensor that inference does not read."""
     if _UNUSED.search(published):
         return None
-    own = _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
-    return own if _POINTWISE.search(own) else _FLAT.sub(r"\1.product.\2", own)
+    return _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
 
 
 def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
@@ -68,10 +67,10 @@ def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
         if own_name(name) is None or _MAGNITUDE.search(name):
             continue
         own = own_name(name)
-        if _FLAT.match(name) and len(shape) == 3:
-            shape = (shape[0], shape[1] * shape[2])
-        elif _LINE.match(own) and len(shape) == 3:
+        if _LINE.match(own) and len(shape) == 3:
             shape = (shape[0], shape[1], 1, shape[2])
+        elif _POINT.match(own) and tuple(shape[2:]) == (1,):
+            shape = shape[:2]
         shapes[own] = tuple(shape)
     return shapes
 
@@ -88,11 +87,7 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
             shapes[stem + "0"] = (shape[0], *[1] * (len(shape) - 1))
             shapes[stem + "1"] = shape
             continue
-        name = name.replace(".product.", ".")
-        if _FLAT.match(name) and len(shape) == 2:
-            taps = 1 if _POINTWISE.search(name) else CausalConv.TAPS
-            shape = (shape[0], shape[1] // taps, taps)
-        shapes[name] = shape
+        shapes[name] = (*shape, 1) if _POINT.match(name) else shape
         if name.endswith(".running_var"):
             shapes[name.removesuffix("running_var") + "num_batches_tracked"] = ()
     mels = module.config.tokenizer.mels
@@ -113,10 +108,10 @@ def adopt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 raise ValueError(f"{name}: weight norm has a direction but no magnitude.")
             v, g = tensor.float(), magnitudes.pop(own).float()
             tensor = v * (g / v.flatten(1).norm(dim=1).view_as(g))
-        elif _FLAT.match(name) and tensor.ndim == 3:
-            tensor = tensor.permute(0, 2, 1).flatten(1)     # (C', C, taps) -> (C', taps * C)
         if _LINE.match(own) and tensor.ndim == 3:
             tensor = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
+        elif _POINT.match(own) and tuple(tensor.shape[2:]) == (1,):
+            tensor = tensor[:, :, 0]
         folded[own] = tensor
     if magnitudes:
         raise ValueError(f"{min(magnitudes)}: weight norm has a magnitude but no direction.")
