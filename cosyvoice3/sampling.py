@@ -94,7 +94,7 @@ def _largest(mass: Tensor, count: int, everything: Tensor) -> Tensor:
     ranks = mass.view(torch.int32).to(torch.int64)
     ranks <<= 32
     ranks -= everything
-    return -ranks.topk(count).values & (2**32 - 1)
+    return ranks.topk(count).indices
 
 
 def ras_draw(

@@ -1,9 +1,8 @@
-"""Repetition-aware sampling: exact distributions, single rules, laws of the batch, one program for all."""
+"""Repetition-aware sampling: exact distributions, single rules, laws of the batch."""
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from fractions import Fraction as Q
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.ras import motley
 from speechwright.cosyvoice3 import sampling
 from speechwright.cosyvoice3.sampling import MAX_TOP_K, ras_draw, ras_sample
 
@@ -191,26 +191,6 @@ def test_both_draws_are_always_made(monkeypatch):
 # The batch
 
 
-def motley(rows: int = 24, ids: int = 6761, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Rows that differ in every knob, some of which draw twice."""
-    rng = torch.Generator().manual_seed(seed)
-
-    def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(rows, generator=rng)
-
-    def whole(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, (rows, *shape), generator=rng)
-
-    logits = torch.randn(rows, ids, generator=rng) * between(2, 20)[:, None]
-    likely = logits.argsort(dim=1, descending=True)[:, :2]
-    return logits, {
-        "seed": whole(-(2**63), 2**63 - 1), "step": whole(0, 2000),
-        "history": likely.gather(1, whole(0, 2, 10)), "temperature": between(-0.2, 1.5).clamp_min(0),
-        "top_p": between(0.3, 1), "top_k": whole(1, MAX_TOP_K + 1), "window": whole(0, 11),
-        "repeat_threshold": whole(0, 3).float(), "blocked": torch.rand(rows, ids, generator=rng) < 0.1,
-    }
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_row_is_blind_to_its_neighbours(threads):
     logits, setting = motley()
@@ -251,57 +231,6 @@ def test_half_precision_is_drawn_from_in_float32(dtype):
     logits, setting = motley(8)
     logits = logits.to(dtype)
     assert torch.equal(ras_sample(logits, **setting), ras_sample(logits.float(), **setting))
-
-
-# One program
-
-
-class Sampler(torch.nn.Module):
-    def forward(self, logits, seed, step, history, temperature, top_p, top_k, window, repeat_threshold, blocked):
-        return ras_sample(
-            logits, seed=seed, step=step, history=history, temperature=temperature, top_p=top_p, top_k=top_k,
-            window=window, repeat_threshold=repeat_threshold, blocked=blocked)
-
-
-def test_export_is_one_program_for_any_batch():
-    """Nothing in it asks the host for a value or for float64."""
-    logits, setting = motley(3, 90)
-    rows = torch.export.Dim("rows")
-    shapes = {name: {0: rows} for name in ("logits", *setting)}
-    program = torch.export.export(Sampler(), (logits,), setting, dynamic_shapes=shapes)
-    values = [node.meta["val"] for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
-    assert {value.dtype for value in values} <= {torch.float32, torch.int32, torch.int64, torch.bool}
-    names = " ".join(str(node.target) for node in program.graph.nodes)
-    assert "aten.topk" in names
-    assert not any(word in names for word in ("aten.item", "local_scalar", "nonzero", "cond", "masked_select"))
-    for count in (3, 5):
-        logits, setting = motley(count, 90, seed=1)
-        assert torch.equal(program.module()(logits, **setting), ras_sample(logits, **setting))
-
-
-def test_runs_without_data():
-    """On ``meta`` no tensor has a value, so whatever looked at one would raise."""
-    logits, setting = motley(3, 90)
-    drawn = ras_sample(logits.to("meta"), **{name: tensor.to("meta") for name, tensor in setting.items()})
-    assert drawn.shape == (3,) and drawn.dtype == torch.int64
-
-
-# Without a C++ compiler the graph is captured all the same, and run as it was captured.
-BACKENDS = ["aot_eager"] + ["inductor"] * bool(shutil.which("g++"))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compiles_whole(backend):
-    """Ids times a constant became loop counters times a constant, whose overflow let g++ drop the end of the
-    loop: the compiled hash wrote over the heap."""
-    torch._dynamo.reset()
-    compiled = torch.compile(ras_draw, fullgraph=True, dynamic=False, backend=backend)
-    for seed in range(20):
-        logits, setting = motley(3, 90, seed)
-        if seed == 0:
-            setting["top_p"], setting["top_k"] = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
-        for found, expected in zip(compiled(logits, **setting), ras_draw(logits, **setting)):
-            assert torch.equal(found, expected)
 
 
 # Logits from which nothing can be drawn

@@ -1,0 +1,261 @@
+"""The decode loop: prompts in, the speech tokens that the language model draws out.
+
+Several pieces or seeds are decoded as one batch, padded on the left. Rows know nothing of each other: each
+has its own seed, limits, history and end, and a row that has ended is carried along unheard. Once per token
+the host learns what was drawn and whether the scores were sound, in one transfer.
+"""
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..repetition import Guard, trim_at_budget
+from ..s3gen.pipeline import SECONDS_PER_TOKEN
+from .sampling import MAX_TOP_K, check_logits, drawable, fold_seed, ras_draw
+
+if TYPE_CHECKING:
+    from .lm import SpeechLM
+    from .prompt import Prompt
+
+END, LOOP, BUDGET = "end", "loop", "budget"
+
+# What the tokens of CosyVoice3 spell silence and breath with. Those of version 2 mean something else.
+SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
+
+OnToken = Callable[[int, int], None]    # (done, at most), may raise to cancel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn; the defaults are the published ones."""
+
+    temperature: float = 1.0        # 0 takes the likeliest id, which soon is silence for ever
+    top_p: float = 0.8              # of the nucleus: its mass,
+    top_k: int = 25                 # and how many ids it may hold
+    window: int = 10                # how many tokens are looked back upon for repetition,
+    tau: float = 0.1                # and which share of them may be the same before it is drawn anew; 0: any
+    min_ratio: float = 2.0          # speech tokens per text id, before which no end is drawn,
+    max_ratio: float = 20.0         # and after which the piece is cut
+    stop_on_loop: bool = True       # end where a block of tokens repeats, see ``repetition``
+    pause_cap: int = 5              # tokens that a silence may last, 0: as long as it likes; CosyVoice3 only
+    retries: int = 1                # with another seed, after a loop or where nothing was said
+    strict_reference: bool = False  # below the minimum block id 6561 alone, as published, which ends too early
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "temperature": (0 <= self.temperature < math.inf, "0 or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (1 <= self.top_k <= MAX_TOP_K, f"1 to {MAX_TOP_K}"),
+            "window": (self.window >= 0, "0 or more"),
+            "tau": (0 <= self.tau < math.inf, "0 or more"),
+            "min_ratio": (0 <= self.min_ratio <= self.max_ratio, f"0 to max_ratio, which is {self.max_ratio}"),
+            "max_ratio": (0 < self.max_ratio < math.inf, "above 0"),
+            "pause_cap": (self.pause_cap >= 0, "0 or more"),
+            "retries": (self.retries >= 0, "0 or more"),
+        }
+        for name, (fine, text) in allowed.items():
+            if not fine:
+                raise ValueError(f"{name}: {getattr(self, name)} is not possible; give {text}.")
+
+    @property
+    def repeat_threshold(self) -> int:
+        """How many earlier occurrences make a repetition; 0: none does. A whole number is safe in float32."""
+        return math.ceil(self.window * self.tau)
+
+
+@dataclass(frozen=True, eq=False)
+class Take:
+    """What one prompt became.
+
+    ids: int64 (F,) on the CPU, fit for the flow: without end ids, loops and the rest of long silences.
+    ended: "end" by the model itself, "loop" by the rule against loops, "budget" where its tokens ran out.
+    sampled: tokens drawn, those left out of ``ids`` included. redraws: how often the second draw counted.
+    """
+    ids: Tensor
+    ended: str
+    redraws: int
+    sampled: int
+    retries: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the speech is."""
+        return len(self.ids) * SECONDS_PER_TOKEN
+
+
+@dataclass(eq=False)
+class _Row:
+    """One row of a batch while it is decoded."""
+
+    index: int      # of its prompt
+    retry: int
+    least: int      # tokens before which it may not end
+    budget: int     # tokens at which it is cut
+    guard: Guard | None
+    ids: list[int] = field(default_factory=list)    # with a guard, its own
+    ended: str = ""
+    redraws: int = 0
+    sampled: int = 0
+
+    def __post_init__(self) -> None:
+        if self.guard is not None:
+            self.ids = self.guard.ids
+
+    def hear(self, token: int, redrawn: bool, vocabulary: int) -> None:
+        """Take in what was drawn."""
+        self.redraws += redrawn
+        if token >= vocabulary:
+            self.ended = END
+            return
+        self.sampled += 1
+        if self.guard is None:
+            self.ids.append(token)
+        elif self.guard.push(token):
+            self.ended = LOOP
+        if not self.ended and self.sampled == self.budget:
+            self.ended = BUDGET
+            if self.guard is not None:
+                trim_at_budget(self.ids)
+
+
+def cap_pauses(ids: list[int], cap: int) -> list[int]:
+    """``ids`` with at most ``cap`` silent ones in a row; 0 leaves them as they are."""
+    kept, run = [], 0
+    for token in ids:
+        run = run + 1 if token in SILENT_IDS else 0
+        if not cap or run <= cap:
+            kept.append(token)
+    return kept
+
+
+def limits(text_ids: int, options: SamplingOptions) -> tuple[int, int]:
+    """How many tokens a piece of so many ids must have before it may end, and how many it may have at most."""
+    least, budget = int(text_ids * options.min_ratio), int(text_ids * options.max_ratio)
+    return (least if options.strict_reference else min(least, budget - 1)), budget
+
+
+@torch.no_grad()
+def decode(
+    lm: SpeechLM, prompts: list[Prompt], seeds: list[int], options: SamplingOptions | None = None,
+    on_token: OnToken | None = None, device: torch.device | str = "auto",
+) -> list[Take]:
+    """Speak every prompt with the seed that stands beside it, any integer modulo 2**64.
+
+    ``on_token(done, at most)`` counts steps, each of which draws a token of every row, and may raise to
+    cancel. ``ValueError`` for a prompt that cannot be spoken, and where nothing was said.
+    """
+    options = options or SamplingOptions()
+    device = next(lm.parameters()).device if device in (None, "auto") else torch.device(device)
+    _check(lm, prompts, seeds, options)
+    rows: dict[int, _Row] = {}
+    pending, done = list(range(len(prompts))), 0
+    for retry in range(options.retries + 1):
+        batch = [_Row(index, retry, *limits(len(prompts[index].text_ids), options),
+                      Guard() if options.stop_on_loop else None) for index in pending]
+        if not batch:
+            break
+        embedded = [_embed(lm, prompts[row.index], device) for row in batch]
+        folded = [fold_seed(seeds[row.index], retry=retry) for row in batch]
+        done = _decode_batch(lm, batch, embedded, folded, options, on_token, done, device)
+        rows.update((row.index, row) for row in batch)
+        pending = [row.index for row in batch if row.ended == LOOP or not row.ids]
+        for index in pending:
+            logger.warning(
+                "Piece %d of %d %s after %d tokens with seed %d%s.", index + 1, len(prompts),
+                "fell into a loop" if rows[index].ended == LOOP else "ended", rows[index].sampled, seeds[index],
+                "; it is drawn anew" if retry < options.retries else "")
+    return [_take(lm, rows[index], seeds[index], len(prompts), options) for index in range(len(prompts))]
+
+
+def _decode_batch(
+    lm: SpeechLM, rows: list[_Row], embedded: list[Tensor], seeds: list[int], options: SamplingOptions,
+    on_token: OnToken | None, done: int, device: torch.device,
+) -> int:
+    """Draw until every row has ended; their prompts as (L, D). Returns ``done`` and the steps taken."""
+    longest = max(row.budget for row in rows)
+    x, first = _pad(embedded)
+    cache = lm.new_cache(len(rows), x.shape[1] + longest - 1, device)
+    hidden = lm(x, cache, first)[:, -1]
+
+    # The hash is proven on these two; elsewhere the scores are few enough to be fetched.
+    place = device if device.type in ("cpu", "cuda") else torch.device("cpu")
+    ids = lm.config.ids
+    entry = torch.arange(ids.rows, device=place)
+    ends = entry == ids.vocabulary if options.strict_reference else entry >= ids.vocabulary
+    least = torch.tensor([row.least for row in rows], device=place)
+    step = torch.zeros(len(rows), dtype=torch.int64, device=place)
+    history = torch.full((len(rows), max(1, options.window)), -1, device=place)
+    setting = {name: torch.full((len(rows),), getattr(options, name), device=place)
+               for name in ("temperature", "top_p", "top_k", "window", "repeat_threshold")}
+    setting["seed"] = torch.tensor(seeds, device=place)
+
+    for count in range(1, longest + 1):
+        logits = lm.logits(hidden).to(place)
+        blocked = (step < least)[:, None] & ends
+        drawn, redrawn = ras_draw(logits, step=step, history=history, blocked=blocked, **setting)
+        heard = torch.stack((drawn, redrawn.long(), drawable(logits, blocked).long()), dim=1).tolist()
+        for row, (token, again, sound) in zip(rows, heard):
+            if not row.ended:
+                if not sound:
+                    check_logits(logits, blocked)
+                row.hear(token, bool(again), ids.vocabulary)
+        if on_token is not None:
+            on_token(done + count, done + longest)
+        if all(row.ended for row in rows):
+            break
+        history = torch.cat((history[:, 1:], drawn[:, None]), dim=1)
+        step = step + 1
+        hidden = lm(lm.embed_speech(drawn.to(device))[:, None], cache, first)[:, -1]
+    return done + count
+
+
+def _embed(lm: SpeechLM, prompt: Prompt, device: torch.device) -> Tensor:
+    """(L, D), what the model reads before it speaks"""
+    text = torch.tensor([*prompt.prompt_text_ids, *prompt.text_ids], device=device)
+    speech = torch.tensor(prompt.speech_ids, dtype=torch.int64, device=device)
+    return torch.cat((lm.start(device), lm.embed_text(text), lm.task(device), lm.embed_speech(speech)))
+
+
+def _pad(embedded: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(L_i, D) each -> (B, S, D) with zeros on the left, and int64 (B,), the column in which each begins"""
+    longest = max(map(len, embedded))
+    x = embedded[0].new_zeros(len(embedded), longest, embedded[0].shape[1])
+    for row, own in zip(x, embedded):
+        row[longest - len(own) :] = own
+    return x, torch.tensor([longest - len(own) for own in embedded], device=x.device)
+
+
+def _check(lm: SpeechLM, prompts: list[Prompt], seeds: list[int], options: SamplingOptions) -> None:
+    if len(prompts) != len(seeds):
+        raise ValueError(f"seeds: {len(seeds)} for {len(prompts)} prompts; give one for each.")
+    vocabulary = lm.config.ids.vocabulary
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt.text_ids:
+            raise ValueError(f"text: piece {number} of {len(prompts)} has no text ids, so there is nothing to say.")
+        if limits(len(prompt.text_ids), options)[1] < 1:
+            raise ValueError(f"max_ratio: {options.max_ratio} gives the {len(prompt.text_ids)} text ids of piece "
+                             f"{number} not even one token; give more.")
+        wrong = [token for token in prompt.speech_ids if not 0 <= token < vocabulary]
+        if wrong:
+            raise ValueError(f"speech prompt: id {wrong[0]} of piece {number}; speech ids are 0..{vocabulary - 1}.")
+
+
+def _take(lm: SpeechLM, row: _Row, seed: int, total: int, options: SamplingOptions) -> Take:
+    if not row.ids:
+        raise ValueError(
+            f"speech tokens: piece {row.index + 1} of {total} ended before its first token with seed {seed}, "
+            f"{row.retry + 1} times. Text of signs alone, a transcript that is not that of the recording, or a "
+            "language that the model does not speak do this: mend them, try another seed, or raise min_ratio.")
+    if row.ended == BUDGET:
+        logger.warning("Piece %d of %d found no end in %d tokens and was cut there. See whether the transcript is "
+                       "that of the recording, or try another seed.", row.index + 1, total, row.sampled)
+    ids = cap_pauses(row.ids, options.pause_cap) if lm.config.version == 3 else row.ids
+    return Take(torch.tensor(ids), row.ended, row.redraws, row.sampled, row.retry)
