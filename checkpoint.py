@@ -35,14 +35,14 @@ OWN_MAPPING_BYTES = 2**16           # 16 pages; smaller tensors are cheaper from
 WRAPPERS = ("state_dict", "model")  # keys under which training scripts put the weights
 
 # The format's names; one that this torch lacks is an unknown dtype.
-_DTYPES = {name: getattr(torch, attribute) for name, attribute in {
+DTYPES = {name: getattr(torch, attribute) for name, attribute in {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
     "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
 }.items() if hasattr(torch, attribute)}
 
-_AGAIN = "Download it again."
-_FOREIGN = {b"GGUF": "a GGUF file", b"\x1f\x8b": "a gzip archive", b"7z\xbc\xaf": "a 7-zip archive",
+AGAIN = "Download it again."
+FOREIGN = {b"GGUF": "a GGUF file", b"\x1f\x8b": "a gzip archive", b"7z\xbc\xaf": "a 7-zip archive",
             b"Rar!": "a RAR archive", b"\x08": "perhaps an ONNX graph"}
 
 # What torch raises for damaged or foreign files, whichever layer notices first.
@@ -74,18 +74,18 @@ class Checkpoint:
             names = list(dict.fromkeys(wanted))
             missing = [name for name in names if name not in self.shapes]
             if missing:
-                raise ValueError(f"{self.path}: tensors that are not in the file: {_some(missing)}.")
+                raise ValueError(f"{self.path}: tensors that are not in the file: {some(missing)}.")
         return self._read_torch(names) if self.spans is None else self._read_spans(names)
 
     def _read_spans(self, names: list[str]) -> dict[str, Tensor]:
         tensors = {}
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             for name in sorted(names, key=self.spans.__getitem__):
                 begin, end = self.spans[name]
-                tensor = _new_tensor(self.shapes[name], self.dtypes[name])
+                tensor = new_tensor(self.shapes[name], self.dtypes[name])
                 if end > begin:
                     file.seek(begin)
-                    _read_into(file, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), self.path)
+                    read_into(file, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), self.path)
                 tensors[name] = tensor
         return {name: tensors[name] for name in names}
 
@@ -98,7 +98,7 @@ class Checkpoint:
                 tensor = mapped.get(name)
                 if tensor is None or tuple(tensor.shape) != self.shapes[name]:
                     raise ValueError(f"{self.path}: the file changed while it was read. Load it again.")
-                tensors[name] = _new_tensor(self.shapes[name], self.dtypes[name]).copy_(tensor.detach())
+                tensors[name] = new_tensor(self.shapes[name], self.dtypes[name]).copy_(tensor.detach())
             del mapped
         return tensors
 
@@ -121,10 +121,10 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     what is no checkpoint or a broken one. Each says what was found and what to do.
     """
     path = Path(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(512)
-        _refuse_text(path, head, size)
+        refuse_text(path, head, size)
         if not (head.startswith(b"PK") or (head.startswith(b"\x80") and head[8:9] != b"{")):
             return _open_safetensors(path, file, head, size)
     tensors = _torch_tensors(path)
@@ -132,7 +132,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
                       {name: tensor.dtype for name, tensor in tensors.items()}, None)
 
 
-def _opened(path: Path) -> io.FileIO:
+def opened(path: Path) -> io.FileIO:
     """The file, unbuffered. Whatever stands in the way is said in words."""
     try:
         mode = os.stat(path).st_mode
@@ -153,7 +153,7 @@ def _opened(path: Path) -> io.FileIO:
         raise FileNotFoundError(f"{path}: there is no such file; check the name, or download it.") from error
 
 
-def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor with nothing in it yet.
 
     Large ones are mappings of no file, which the system takes back as soon as the tensor goes; C's allocator,
@@ -166,24 +166,24 @@ def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
 
 
-def _read_into(file: io.FileIO, memory: memoryview, path: Path) -> None:
+def read_into(file: io.FileIO, memory: memoryview, path: Path) -> None:
     """Fills ``memory`` from where ``file`` stands; one call of the system gives 2 GB at most."""
     done = 0
     while done < len(memory):
         count = file.readinto(memory[done:])
         if not count:
-            raise ValueError(f"{path}: the file ended while it was read. {_AGAIN}")
+            raise ValueError(f"{path}: the file ended while it was read. {AGAIN}")
         done += count
 
 
-def _refuse_text(path: Path, head: bytes, size: int) -> None:
+def refuse_text(path: Path, head: bytes, size: int) -> None:
     """Empty files and text are failed downloads.
 
     No checkpoint starts with 8 printable characters: the length of a header has zeros there, zip and pickle
     have control bytes.
     """
     if not size:
-        raise ValueError(f"{path}: the file is empty (0 bytes). {_AGAIN}")
+        raise ValueError(f"{path}: the file is empty (0 bytes). {AGAIN}")
     if not re.fullmatch(rb"(\xef\xbb\xbf)?[\t\n\r\x20-\x7e]+", head[:8]):
         return
     text = head.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
@@ -196,7 +196,7 @@ def _refuse_text(path: Path, head: bytes, size: int) -> None:
         raise ValueError(f"{path}: this is a web page ({size:,} bytes), not weights: a login or error page "
                          "was saved in their place. Download the file itself, logged in if need be.")
     line = " ".join(text.split())[:80]
-    raise ValueError(f"{path}: this is text ({size:,} bytes), not weights; it reads {line!r}. {_AGAIN}")
+    raise ValueError(f"{path}: this is text ({size:,} bytes), not weights; it reads {line!r}. {AGAIN}")
 
 
 def _open_safetensors(path: Path, file: io.FileIO, head: bytes, size: int) -> Checkpoint:
@@ -212,11 +212,11 @@ def _open_safetensors(path: Path, file: io.FileIO, head: bytes, size: int) -> Ch
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != expected:
             fault = "overlaps the one before" if begin < expected else "leaves a gap before it"
-            raise ValueError(f"{path}: the header is damaged: tensor {_short(name)} {fault}. {_AGAIN}")
+            raise ValueError(f"{path}: the header is damaged: tensor {short(name)} {fault}. {AGAIN}")
         expected = end
     if size != expected:
         fault = "is cut" if size < expected else "has bytes after its last tensor"
-        raise ValueError(f"{path}: the file {fault}: expected {expected:,} bytes, found {size:,}. {_AGAIN}")
+        raise ValueError(f"{path}: the file {fault}: expected {expected:,} bytes, found {size:,}. {AGAIN}")
     return Checkpoint(path, shapes, dtypes, spans)
 
 
@@ -224,24 +224,24 @@ def _read_header(path: Path, file: io.FileIO, head: bytes, size: int) -> tuple[d
     """The header and where the data begins. Nothing is read before its length is known to be sane."""
     length = int.from_bytes(head[:8], "little")
     if size < 8 or head[8:9] not in (b"{", b""):
-        found = next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), "something else")
+        found = next((what for magic, what in FOREIGN.items() if head.startswith(magic)), "something else")
         raise ValueError(f"{path}: this is no safetensors or PyTorch file but {found} ({size:,} bytes that "
                          f"start with {head[:8].hex(' ')}). Give the model's .safetensors or .pt file.")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"{path}: the header is damaged: it claims {length:,} bytes, and at most "
-                         f"{MAX_HEADER_BYTES:,} are allowed. {_AGAIN}")
+                         f"{MAX_HEADER_BYTES:,} are allowed. {AGAIN}")
     if length > size - 8:
         raise ValueError(f"{path}: the file is cut: its header alone takes {length:,} bytes, "
-                         f"found {size:,}. {_AGAIN}")
+                         f"found {size:,}. {AGAIN}")
     raw = bytearray(length)
     file.seek(8)
-    _read_into(file, memoryview(raw), path)
+    read_into(file, memoryview(raw), path)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: the header is damaged ({_short(error)}). {_AGAIN}") from error
+        raise ValueError(f"{path}: the header is damaged ({short(error)}). {AGAIN}") from error
     if not isinstance(header, dict):
-        raise ValueError(f"{path}: the header is damaged (no JSON object). {_AGAIN}")
+        raise ValueError(f"{path}: the header is damaged (no JSON object). {AGAIN}")
     return header, 8 + length
 
 
@@ -249,28 +249,28 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         (name, count), = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{_short(name)} stands there {count} times")
+        raise ValueError(f"{short(name)} stands there {count} times")
     return entries
 
 
 def _entry(path: Path, name: str, entry: object) -> tuple[tuple[int, ...], torch.dtype, tuple[int, int]]:
     """One tensor's shape, dtype and span (within the data) from the header."""
-    where = f"{path}: the header is damaged: tensor {_short(name)}"
+    where = f"{path}: the header is damaged: tensor {short(name)}"
     if not isinstance(entry, dict):
-        raise ValueError(f"{where} is described by {_short(entry)}. {_AGAIN}")
+        raise ValueError(f"{where} is described by {short(entry)}. {AGAIN}")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"{path}: tensor {_short(name)} has dtype {_short(dtype)}; known are "
-                         f"{', '.join(_DTYPES)}. Give the model in one of these.")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{path}: tensor {short(name)} has dtype {short(dtype)}; known are "
+                         f"{', '.join(DTYPES)}. Give the model in one of these.")
     if not _are_counts(shape) or len(shape) > MAX_RANK or math.prod(n or 1 for n in shape) > MAX_COUNT:
-        raise ValueError(f"{where} has shape {_short(shape)}. {_AGAIN}")
+        raise ValueError(f"{where} has shape {short(shape)}. {AGAIN}")
     if not _are_counts(span) or len(span) != 2 or span[0] > span[1]:
-        raise ValueError(f"{where} lies at {_short(span)}. {_AGAIN}")
-    needed, found = math.prod(shape) * _DTYPES[dtype].itemsize, span[1] - span[0]
+        raise ValueError(f"{where} lies at {short(span)}. {AGAIN}")
+    needed, found = math.prod(shape) * DTYPES[dtype].itemsize, span[1] - span[0]
     if needed != found:
-        raise ValueError(f"{where} ({dtype}, shape {_short(shape)}) needs {needed:,} bytes "
-                         f"and has {found:,}. {_AGAIN}")
-    return tuple(shape), _DTYPES[dtype], (span[0], span[1])
+        raise ValueError(f"{where} ({dtype}, shape {short(shape)}) needs {needed:,} bytes "
+                         f"and has {found:,}. {AGAIN}")
+    return tuple(shape), DTYPES[dtype], (span[0], span[1])
 
 
 def _are_counts(values: object) -> bool:
@@ -279,7 +279,7 @@ def _are_counts(values: object) -> bool:
 
 def _torch_tensors(path: Path) -> dict[str, Tensor]:
     """The named tensors of a file by ``torch.save``; mapped, not read, where it is a zip (torch 1.6 on)."""
-    with _opened(path) as file:
+    with opened(path) as file:
         zipped = file.read(2) == b"PK"
         file.seek(0)
         if zipped:
@@ -301,7 +301,7 @@ def _torch_load(path: Path, source: Path | io.FileIO, mapped: bool) -> object:
         raise ValueError(f"{path}: the file holds {what}. It was not loaded: that could run a stranger's "
                          "program. Give a .safetensors file, or a .pt file of tensors alone.") from error
     except _TORCH_ERRORS as error:
-        raise ValueError(f"{path}: the file is cut or damaged (torch: {_short(error)}). {_AGAIN}") from error
+        raise ValueError(f"{path}: the file is cut or damaged (torch: {short(error)}). {AGAIN}") from error
 
 
 def _check_zip(path: Path) -> None:
@@ -310,14 +310,14 @@ def _check_zip(path: Path) -> None:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: the file is cut or damaged: a zip archive of {path.stat().st_size:,} "
-                         f"bytes without its table of contents. {_AGAIN}") from error
+                         f"bytes without its table of contents. {AGAIN}") from error
     names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
     if "constants.pkl" in names:
         raise ValueError(f"{path}: this is a TorchScript program, not a file of weights. Give the model's "
                          ".safetensors or .pt file.")
     if "data.pkl" not in names or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError(f"{path}: this is a zip archive, but not one by PyTorch; it holds "
-                         f"{_some(sorted(names))}. Unpack it and give the file inside.")
+                         f"{some(sorted(names))}. Unpack it and give the file inside.")
 
 
 def _named_tensors(path: Path, loaded: object) -> dict[str, Tensor]:
@@ -332,24 +332,24 @@ def _named_tensors(path: Path, loaded: object) -> dict[str, Tensor]:
             if tensors:
                 break
     else:
-        raise ValueError(f"{path}: the file holds no tensors, only {_some(map(str, loaded))}. "
+        raise ValueError(f"{path}: the file holds no tensors, only {some(map(str, loaded))}. "
                          "Give the file with the model's weights.")
     size = path.stat().st_size
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         if not plain or tensor.numel() * tensor.itemsize > size:
-            raise ValueError(f"{path}: tensor {_short(name)} is sparse, quantised or larger than the file. "
+            raise ValueError(f"{path}: tensor {short(name)} is sparse, quantised or larger than the file. "
                              "Give a file of plain tensors.")
     return tensors
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """``value`` in an error: a hostile header must not fill the screen."""
     text = repr(value) if isinstance(value, (str, list, dict)) else str(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
     names = list(names)
     rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(_short(name) for name in names[:5]) + rest or "nothing"
+    return ", ".join(short(name) for name in names[:5]) + rest or "nothing"

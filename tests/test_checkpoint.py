@@ -55,10 +55,10 @@ def test_what_was_saved_is_read(good_file):
     assert_same(found.read(), expected)
 
 
-@pytest.mark.parametrize("dtype", sorted(reader._DTYPES))
+@pytest.mark.parametrize("dtype", sorted(reader.DTYPES))
 def test_every_dtype_of_the_format_survives(dtype, tmp_path):
     raw = torch.arange(64, dtype=torch.uint8)
-    tensor = raw % 2 == 0 if dtype == "BOOL" else raw.view(reader._DTYPES[dtype])
+    tensor = raw % 2 == 0 if dtype == "BOOL" else raw.view(reader.DTYPES[dtype])
     safetensors.torch.save_file({"a": tensor, "b": tensor[:1].clone()}, tmp_path / "a.safetensors")
     found = open_checkpoint(tmp_path / "a.safetensors").read()
     assert found["a"].dtype == tensor.dtype
@@ -151,7 +151,7 @@ def test_short_reads_are_continued(tmp_path, monkeypatch):
         def __getattr__(self, name): return getattr(self.file, name)
         def readinto(self, memory): return self.file.readinto(memory[:1009])
 
-    monkeypatch.setattr(reader, "_opened", lambda path, opened=reader._opened: Slow(opened(path)))
+    monkeypatch.setattr(reader, "opened", lambda path, opened=reader.opened: Slow(opened(path)))
     assert_same(open_checkpoint(tmp_path / "a.safetensors").read(), some_tensors())
 
 
