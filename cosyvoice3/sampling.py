@@ -110,15 +110,15 @@ def ras_draw(
     mass = logits.softmax(dim=1)
 
     # First draw, from a nucleus cut from the mass of all ids: the one that crosses top_p belongs to it, and
-    # without warmth the likeliest alone. -log(u) is an exponential waiting time: the id whose own is the
-    # shortest, relative to its mass, is a draw by mass.
+    # without warmth the likeliest alone. -log(u) is an exponential waiting time; the id for which it is the
+    # shortest by measure of its mass is a draw by mass.
     ids = _largest(mass, min(MAX_TOP_K, logits.shape[1]), everything)                       # (B, K)
     mass = mass.gather(1, ids)
     before = mass.cumsum(dim=1)[:, :-1]                         # of all but the first, which always stays
     left_out = (before >= top_p[:, None]) | (everything[1 : ids.shape[1]] >= (top_k * warm)[:, None])
     mass[:, 1:].masked_fill_(left_out, 0)
-    speed = mass / _uniform(key, FIRST_DRAW, ids).log()         # negative
-    first = ids.gather(1, speed.argmin(dim=1, keepdim=True))                                # (B, 1)
+    pace = mass / -_uniform(key, FIRST_DRAW, ids).log()
+    first = ids.gather(1, pace.argmax(dim=1, keepdim=True))                                 # (B, 1)
 
     slot = torch.arange(history.shape[1], device=history.device)
     recent = slot >= history.shape[1] - window[:, None]
