@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,25 +17,27 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT / "workflows"))
-
-from runner import environment  # noqa: E402, from the folder above
-from runner.report import say  # noqa: E402
+from harness import (
+    CHECKOUT,
+    TORCH,
+    BenchmarkError,
+    cache_folder,
+    ensure_python,
+    environment,
+    own_folder,
+    processor,
+    run,
+    say,
+)
 
 WORKER = Path(__file__).with_name("s3gen_worker.py")
 SIDES = ("ours", "reference")
-TORCH = ("torch==2.13.0", "numpy", "safetensors")
 # Their own pins would bring another torch.
 REFERENCE = ("torchaudio==2.11.1", "chatterbox-tts==0.1.7", "s3tokenizer==0.3.0")
 REFERENCE_NEEDS = ("onnx", "librosa==0.11.0", "diffusers==0.42.1", "conformer==0.3.2", "omegaconf",
                    "einops", "tqdm", "transformers==5.24.0")
 MODELS = ("base", "meanflow")
 MIB = 2**20
-
-
-class BenchmarkError(RuntimeError):
-    """A process of the benchmark ended; the text says which, and its own words stand above."""
 
 
 def parse() -> argparse.Namespace:
@@ -53,39 +54,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true",
                         help="measure our side with a compiled estimator too; needs a C++ compiler")
     parser.add_argument("--environment", metavar="DIR", type=Path,
-                        help=f"where it is built (default: a folder in {environment.cache_folder()})")
+                        help=f"where it is built (default: a folder in {cache_folder()})")
     chosen = parser.parse_args()
     if chosen.weights and len(chosen.model or ()) != 1:
         parser.error("--weights needs --model base or --model meanflow")
     return chosen
-
-
-def run(command: list, problem: str) -> str:
-    """What a command writes to stdout. ``problem`` says what it means when it fails."""
-    done = subprocess.run([str(part) for part in command], env=environment.variables(),
-                          stdout=subprocess.PIPE, encoding="utf-8", check=False)
-    if done.returncode:
-        raise BenchmarkError(f"{problem} (exit code {done.returncode}; its own words stand above).")
-    return done.stdout
-
-
-def ensure_python(folder: Path) -> Path:
-    """A Python with torch and the reference, built in ``folder`` the first time."""
-    python, stamp = environment.venv_python(folder / "venv"), folder / "stamp"
-    recipe = json.dumps([TORCH, REFERENCE, REFERENCE_NEEDS, sys.version])
-    with environment.locked(folder):
-        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe):
-            stamp.unlink(missing_ok=True)
-            say(f"Setting up the reference in {folder}: once, some minutes, 2 GB (7 GB with CUDA).")
-            run([sys.executable, "-m", "venv", "--clear", folder / "venv"],
-                "the environment could not be made")
-            manner = ["--quiet", "--quiet", "--disable-pip-version-check", "--no-input"]
-            pip = [python, "-m", "pip", *manner, "install"]
-            for arguments in (TORCH, REFERENCE_NEEDS, ("--no-deps", *REFERENCE)):
-                run([*pip, *arguments], f"pip could not install {' '.join(arguments)}")
-            run([python, "-c", environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD], "torchaudio does not load")
-            stamp.write_text(recipe, encoding="utf-8")
-    return python
 
 
 def ensure_weights(folder: Path, python: Path, meanflow: bool) -> Path:
@@ -247,22 +220,13 @@ def report(chosen: argparse.Namespace, python: Path, model: str, weights: Path, 
     return text
 
 
-def processor() -> str:
-    """Its name, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
 def main() -> int:
     chosen = parse()
-    cache = environment.cache_folder() / "benchmarks"
+    cache = cache_folder()
     try:
-        own = cache / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        python = ensure_python((chosen.environment or own).absolute())
+        python = ensure_python((chosen.environment or own_folder("")).absolute(),
+                               [TORCH, REFERENCE_NEEDS, ("--no-deps", *REFERENCE)], "2 GB (7 GB with CUDA)",
+                               environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD)
         for model in chosen.model or MODELS:
             weights = chosen.weights or ensure_weights(cache, python, model == "meanflow")
             with tempfile.TemporaryDirectory() as folder:
