@@ -140,7 +140,7 @@ def to_comfy(waves: Sequence[Tensor], rate_hz: int) -> dict:
     for index, wave in enumerate(waves):
         if wave.ndim != 1 or wave.shape[0] == 0:
             raise ValueError(f"audio row {index}: expected (samples,), at least 1, got {tuple(wave.shape)}.")
-    batch = torch.zeros(len(waves), 1, max(wave.shape[0] for wave in waves))
+    batch = torch.zeros(len(waves), 1, max(wave.shape[0] for wave in waves), dtype=torch.float32, device="cpu")
     for index, wave in enumerate(waves):
         row = batch[index, 0, :wave.shape[0]]
         row.copy_(wave.detach())
@@ -149,7 +149,7 @@ def to_comfy(waves: Sequence[Tensor], rate_hz: int) -> dict:
         if not math.isfinite(peak):                                 # aminmax hands a NaN on
             bad = int((~row.isfinite()).sum())
             raise RuntimeError(f"audio row {index}: {bad} of {row.shape[0]} samples from the model are NaN "
-                               "or infinite; load it in another precision (fp32 is safe).")
+                               "or infinite; load it in fp32, or check its file and the settings.")
         if peak > 1:
             logger.warning("audio row %d peaks at %.3g and is clamped to 1.", index, peak)
     return {"waveform": batch.clamp_(-1, 1), "sample_rate": int(rate_hz)}

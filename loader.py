@@ -100,7 +100,8 @@ def checkpoint_names() -> list[str]:
             below[:] = [name for name in below if not name.startswith(".")
                         and not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
             for file in files:
-                if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+                usable = file.lower().endswith(SUFFIXES) and not file.startswith(".")
+                if usable and os.path.exists(os.path.join(folder, file)):       # a link may point nowhere
                     names[Path(folder, file).relative_to(root).as_posix()] = None
     return sorted(names, key=lambda name: ("s3gen" not in name.lower(), name.lower(), name))
 
@@ -174,6 +175,10 @@ class SpeechModel:
         """All patchers that are loaded."""
         return list(self._patchers.values())
 
+    def is_dynamic(self) -> bool:
+        """Whether ComfyUI streams the weights, by which its caches decide what to keep."""
+        return getattr(self.patcher, "is_dynamic", lambda: False)()
+
     def _patcher(self, part: str):
         if part not in self._patchers:
             prefixes = tuple(f"{name}." for name in self.family.parts[part])
@@ -219,7 +224,7 @@ def load(name: str, precision: str = "auto", device: str = "auto", download: boo
 
     def open_source() -> Checkpoint:
         if stamp(name) != before:
-            raise ValueError(f"{path}: the file has changed since it was loaded; queue the loader again.")
+            raise ValueError(f"{path}: the file has changed or gone since it was loaded; queue the loader again.")
         return open_checkpoint(path)
 
     return SpeechModel(family, open_source, str(path), _dtype(family, precision), _device(device))

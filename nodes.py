@@ -82,13 +82,17 @@ class LoadModel(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, family: dict, precision: str = "auto", device: str = "auto",
+    def fingerprint_inputs(cls, family: dict | None = None, precision: str = "auto", device: str = "auto",
                            download: bool = False) -> str:
-        return loader.stamp(family["checkpoint"]) if "checkpoint" in family else ""
+        return loader.stamp(family["checkpoint"]) if family and "checkpoint" in family else ""
 
     @classmethod
-    def execute(cls, family: dict, precision: str = "auto", device: str = "auto",
+    def execute(cls, family: dict | None = None, precision: str = "auto", device: str = "auto",
                 download: bool = False) -> io.NodeOutput:
+        # ComfyUI leaves an unknown choice, and what belongs to it, out of the call.
+        if family is None or family.get("family") not in (S3GEN_OPTION, DEMO_OPTION):
+            raise ValueError(f"Load Speech Model: family: {(family or {}).get('family', 'nothing known')!r}; "
+                             f"choose {S3GEN_OPTION!r} or {DEMO_OPTION!r}.")
         if family["family"] == DEMO_OPTION:
             return io.NodeOutput(loader.load_demo(family["demo"], precision, device))
         return io.NodeOutput(loader.load(

@@ -21,6 +21,8 @@ DECODERS = {
     FISH_44K: "Decode Fish Codes",
 }
 
+ONE_CODEBOOK = (S3_V2, S3_V3)
+
 MAX_PAUSE_S = 600.0     # longer is a slip, such as milliseconds written as seconds
 
 
@@ -89,6 +91,8 @@ class SpeechTokens:
         if len(codebooks) > 1:
             raise ValueError("speech tokens: the pieces differ in their number of codebooks: "
                              f"{sorted(codebooks)}.")
+        if self.kind in ONE_CODEBOOK and codebooks != {1}:
+            raise ValueError(f"speech tokens: {self.kind} has one codebook, these pieces have {max(codebooks)}.")
 
     def require(self, kind: str, node: str) -> None:
         """ValueError unless these tokens are of ``kind``, the one that the model at ``node`` decodes."""

@@ -51,23 +51,22 @@ def build(
     # Weights made in inference mode could not be used outside it.
     with torch.inference_mode(False):
         tensors = {name: tensor for name, tensor in state.items() if own_name(name)}
-        module = _matching(shapes_of(tensors), config, operations, dtype, source)
+        config = _matching(shapes_of(tensors), config, source)
+        module = SpeechLM(config, operations, "meta", dtype)
         module.text_table = own(tensors.pop(TEXT_TABLE), dtype).detach()
         return fill(module, tensors, lambda name: torch.float32 if _FLOAT32.search(name) else dtype, source)
 
 
 def measure(published: Shapes, source: str) -> LMConfig:
     """The sizes of a checkpoint, all of whose tensors have to be there and to fit each other."""
-    return _matching({name: shape for name, shape in published.items() if own_name(name)}, None, UNFILLED,
-                     torch.float32, source).config
+    return _matching({name: shape for name, shape in published.items() if own_name(name)}, None, source)
 
 
-def _matching(shapes: Shapes, config: LMConfig | None, operations, dtype: torch.dtype, source: str) -> SpeechLM:
-    """An empty module of those sizes, compared with the shapes."""
+def _matching(shapes: Shapes, config: LMConfig | None, source: str) -> LMConfig:
+    """The sizes, compared with the shapes by torch's own layers: ComfyUI's may have no weights until they are filled."""
     try:
         config = config or LMConfig.from_shapes(shapes)
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}.") from problem
-    module = SpeechLM(config, operations, "meta", dtype)
-    check_names(own_shapes(module), shapes, source, NAME)
-    return module
+    check_names(own_shapes(SpeechLM(config, UNFILLED, "meta")), shapes, source, NAME)
+    return config

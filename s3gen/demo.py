@@ -31,17 +31,17 @@ def demo_config(meanflow: bool = False) -> S3GenConfig:
 
 def random_state(config: S3GenConfig, seed: int = SEED) -> dict[str, Tensor]:
     """A state dict by the published names whose activations stay near 1 and whose pitch is a voice's."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator("cpu").manual_seed(seed)
     module = S3Token2Wav(config.estimator.meanflow, config, device="meta")
     state = {}
     for name, shape in published_shapes(module).items():
-        normal = torch.randn(shape, generator=rng)
+        normal = torch.randn(shape, generator=rng, dtype=torch.float32, device="cpu")
         if name.endswith("num_batches_tracked"):
-            state[name] = torch.zeros(shape, dtype=torch.int64)
+            state[name] = torch.zeros(shape, dtype=torch.int64, device="cpu")
         elif name.endswith(("running_var", "alpha")):
             state[name] = 1 + 0.2 * normal.abs()
         elif name == "mel2wav.f0_predictor.classifier.bias":
-            state[name] = torch.full(shape, PITCH_HZ)
+            state[name] = torch.full_like(normal, PITCH_HZ)
         elif name.endswith("classifier.weight"):
             state[name] = normal * PITCH_HZ / math.sqrt(shape[-1])
         elif name.endswith((".bias", "running_mean", "pos_bias_u", "pos_bias_v")):

@@ -8,6 +8,7 @@ convolutions are causal.
 """
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -24,8 +25,8 @@ UPSAMPLING = 2          # mel frames of one token
 @torch.inference_mode(False)     # a kept tensor must also serve outside that mode
 def relative_table(frames: int, width: int) -> Tensor:
     """(2F - 1, D) sinusoids of the distances F-1 ... -(F-1), sines in the even channels. CPU, float32."""
-    distance = torch.arange(frames - 1, -frames, -1, dtype=torch.float32)
-    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-torch.tensor(10000.0).log() / width))
+    distance = torch.arange(frames - 1, -frames, -1, dtype=torch.float32, device="cpu")
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float32, device="cpu") * (-math.log(10000) / width))
     angle = distance[:, None] * rate
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 

@@ -23,18 +23,18 @@ WINDOW_16K_SAMPLES = 400
 MELS_16K = 128
 FBANK_BINS = 80
 
-MEL_TOP_HZ = 8000.0
+MEL_TOP_HZ = 8000.0             # of the last filter, unless a model was trained otherwise
 PAD_24K_SAMPLES = (WINDOW_24K_SAMPLES - HOP_24K_SAMPLES) // 2
 PAD_16K_SAMPLES = WINDOW_16K_SAMPLES // 2
 
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)    # a table first made under inference would be barred from other modes
-def slaney_filters(rate_hz: int, window: int, mels: int) -> Tensor:
+def slaney_filters(rate_hz: int, window: int, mels: int, top_hz: float = MEL_TOP_HZ) -> Tensor:
     """(M, window // 2 + 1) triangles of unit area, linear below 1 kHz and logarithmic above. CPU, float32."""
     linear_mels = 15.0              # at 1 kHz
     step = np.log(6.4) / 27         # log of the frequency ratio of one mel above that
-    top = linear_mels + np.log(MEL_TOP_HZ / 1000) / step
+    top = linear_mels + np.log(top_hz / 1000) / step
     mel = np.linspace(0, top, mels + 2)
     edges = np.where(mel < linear_mels, mel * 200 / 3, 1000 * np.exp((mel - linear_mels) * step))
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
@@ -47,18 +47,18 @@ def slaney_filters(rate_hz: int, window: int, mels: int) -> Tensor:
 @torch.inference_mode(False)
 def hann_window(samples: int) -> Tensor:
     """(samples,) periodic Hann window. CPU, float32."""
-    return torch.hann_window(samples)
+    return torch.hann_window(samples, dtype=torch.float32, device="cpu")
 
 
-def mel_24k(wave: Tensor) -> Tensor:
-    """Natural log of the magnitude mel of a 24 kHz wave: (B, T) -> (B, 80, T // 480)
+def mel_24k(wave: Tensor, top_hz: float = MEL_TOP_HZ) -> Tensor:
+    """Natural log of the magnitude mel of a 24 kHz wave, up to ``top_hz``: (B, T) -> (B, 80, T // 480)
 
     Each frame is centred on its own 480 samples; the ends are reflected, so it takes 721 samples.
     """
     _require(wave, PAD_24K_SAMPLES + 1, RATE_24K_HZ, "24 kHz mel")
     padded = F.pad(_on_cpu(wave), (PAD_24K_SAMPLES, PAD_24K_SAMPLES), mode="reflect")
     power = _power(padded, WINDOW_24K_SAMPLES, HOP_24K_SAMPLES, center=False)   # (B, 961, F)
-    mel = slaney_filters(RATE_24K_HZ, WINDOW_24K_SAMPLES, MELS_24K) @ (power + 1e-9).sqrt_()
+    mel = slaney_filters(RATE_24K_HZ, WINDOW_24K_SAMPLES, MELS_24K, top_hz) @ (power + 1e-9).sqrt_()
     return mel.clamp_(min=1e-5).log_()
 
 

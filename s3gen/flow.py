@@ -160,7 +160,7 @@ class Estimator(nn.Module):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         width = config.width
-        self.dtype = dtype or torch.get_default_dtype()
+        self.dtype = dtype or torch.float32
 
         def stage(channels_in: int, *tail: nn.Module) -> nn.ModuleList:
             transformers = (TransformerBlock(config, operations, **factory) for _ in range(config.transformers))

@@ -29,7 +29,7 @@ def default_steps(estimator: Estimator) -> int:
 
 def time_grid(steps: int, meanflow: bool) -> Tensor:
     """(S + 1,) times from 0 to 1."""
-    linear = torch.linspace(0, 1, steps + 1)
+    linear = torch.linspace(0, 1, steps + 1, dtype=torch.float32, device="cpu")
     return linear if meanflow else 1 - torch.cos(linear * (math.pi / 2))
 
 
@@ -39,7 +39,7 @@ def keep_freed_memory() -> None:
     glibc gives memory back to the system beyond twice the largest block that it has seen freed, at most
     32 MiB. A step would then fault in some 200 000 pages, a tenth of its time. This block is never touched.
     """
-    torch.empty(LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8)
+    torch.empty(LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def solve(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import generate, reference, sampling
+from . import generate, inputs, reference, sampling
 from .config import S3GenConfig
 from .encoder import LOOKAHEAD_TOKENS, UPSAMPLING
 from .flow import Flow
@@ -29,48 +28,10 @@ FADE_MUTED_SAMPLES = 480            # 20 ms in which the reference may spill ove
 FADE_SAMPLES = 480                  # 20 ms of fade behind it
 
 
-def token_rows(speech_tokens, lengths, vocabulary: int) -> list[Tensor]:
-    """(N,) or (B, N) ids, and where rows are padded their lengths (B,), as int64 (N_i,) rows on the CPU.
-
-    ``ValueError`` for ids outside 0..V-1 and for empty rows: on a GPU either would poison the process.
-    """
-    ids = torch.as_tensor(np.asarray(speech_tokens) if isinstance(speech_tokens, (list, tuple)) else speech_tokens)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        if ids.numel():
-            raise ValueError(f"speech_tokens: expected integer ids, got {ids.dtype}.")
-        ids = ids.long()        # an empty list has no type of its own
-    ids = ids.detach().to("cpu", torch.int64)
-    if ids.ndim == 1:
-        ids = ids[None]
-    if ids.ndim != 2:
-        raise ValueError(f"speech_tokens: expected (tokens,) or (batch, tokens), got {tuple(ids.shape)}.")
-    if lengths is None:
-        rows = list(ids)
-    else:
-        lengths = [int(n) for n in torch.as_tensor(lengths).reshape(-1)]
-        if len(lengths) != len(ids) or not all(0 <= n <= ids.shape[1] for n in lengths):
-            raise ValueError(f"speech_token_lens: {lengths} does not fit tokens of shape {tuple(ids.shape)}.")
-        rows = [row[:n] for row, n in zip(ids, lengths)]
-    if not rows:
-        raise ValueError("speech_tokens: the batch is empty; give at least one row.")
-    for index, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(
-                f"speech_tokens: row {index} has 0 tokens, so there is nothing to speak; the model that wrote "
-                "them ended at once (try another seed or a longer text) or the source was empty.")
-        wrong = (row < 0) | (row >= vocabulary)
-        if wrong.any():
-            position = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"speech_tokens: id {int(row[position])} at position {position} of row {index}; speech ids are "
-                f"0..{vocabulary - 1}. Drop start, stop and other control ids first.")
-    return rows
-
-
 def fade_in(wave: Tensor) -> Tensor:
     """(B, T) with the first 20 ms muted and the next 20 ms faded in; any length."""
-    ramp = (torch.cos(torch.linspace(math.pi, 0, FADE_SAMPLES)) + 1) / 2
-    fade = torch.cat((torch.zeros(FADE_MUTED_SAMPLES), ramp)).to(wave)[: wave.shape[-1]]
+    ramp = (torch.linspace(math.pi, 0, FADE_SAMPLES, dtype=wave.dtype, device=wave.device).cos() + 1) / 2
+    fade = torch.cat((ramp.new_zeros(FADE_MUTED_SAMPLES), ramp))[: wave.shape[-1]]
     return torch.cat((wave[:, : len(fade)] * fade, wave[:, len(fade) :]), dim=1)
 
 
@@ -78,7 +39,8 @@ class S3Token2Wav(nn.Module):
     """The whole model, or those of its ``parts`` that are needed.
 
     ``operations`` makes the layers (torch.nn's, or ComfyUI's, which cast and move), ``dtype`` is that
-    of the flow's estimator; everything else is float32. ``weights.build`` makes one from a checkpoint.
+    of the flow's estimator; everything else is float32 and has to stay so (no ``.half()`` of the whole).
+    ``weights.build`` makes one from a checkpoint.
     """
 
     def __init__(
@@ -124,7 +86,7 @@ class S3Token2Wav(nn.Module):
         voice's L tokens and the N new ones; without it row i draws from ``seed + i``.
         """
         device = self._on(device)
-        rows = token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
+        rows = inputs.token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
         held = 0 if finalize else LOOKAHEAD_TOKENS
         if min(map(len, rows)) <= held:
             raise ValueError(
@@ -133,13 +95,10 @@ class S3Token2Wav(nn.Module):
         voices = self._voices(ref_wav, ref_sr, ref_dict, len(rows), device)
         mels = self.config.estimator.mels
         whole = [UPSAMPLING * (len(prompt) + len(row)) for (prompt, _, _), row in zip(voices, rows)]
-        if z is None:
-            noise = [sampling.flow_noise(mels, n, sampling.flow_rng(seed, i)) for i, n in enumerate(whole)]
-        else:
-            if z.shape[:2] != (len(rows), mels) or z.shape[2] < max(whole) - UPSAMPLING * held:
-                raise ValueError(f"z: expected ({len(rows)}, {mels}, {max(whole)}), got {tuple(z.shape)}.")
-            noise = list(z.float())
-        steps = n_cfm_timesteps or generate.default_steps(self.flow.decoder.estimator)
+        given = inputs.pinned(z, (len(rows), mels, max(whole) - UPSAMPLING * held), "z")
+        noise = given if given is not None else [
+            sampling.flow_noise(mels, n, sampling.flow_rng(seed, i)) for i, n in enumerate(whole)]
+        steps = inputs.step_count(n_cfm_timesteps, generate.default_steps(self.flow.decoder.estimator))
 
         # On a CPU a batch gains nothing and its padding costs, so rows go one after another there.
         size = 1 if device.type == "cpu" else len(rows)
@@ -173,21 +132,25 @@ class S3Token2Wav(nn.Module):
         """Mel (B, 80, F) -> wave (B, 480 F) within +-0.99 and its excitation (B, 1, 480 F).
 
         ``cache_source`` (B, 1, T) replaces the first T samples of the excitation. ``phase`` (B, 9, 1)
-        and ``noise`` (B, 9, 480 F) pin the draws; without them row i draws from ``seed + i``.
+        and ``noise`` (B, 9, 480 F) pin the draws; without them row i draws from ``seed + i``. One row of
+        any of the three serves all.
         """
         mel = speech_feat.to(self._on(device), torch.float32)
+        samples = HOP_SAMPLES * mel.shape[2]
+        phase = inputs.pinned(phase, (len(mel), HARMONICS, 1), "phase")
+        noise = inputs.pinned(noise, (len(mel), HARMONICS, samples), "noise")
+        kept = inputs.pinned(cache_source, (len(mel), 1, 0), "cache_source")
         rngs = [sampling.vocoder_rng(seed, row) for row in range(len(mel))]
         drawn = torch.stack([sampling.start_phase(HARMONICS, rng) for rng in rngs])
         phase = drawn if phase is None else phase
         if noise is None:
-            samples = HOP_SAMPLES * mel.shape[2]
             noise = torch.stack([sampling.source_noise(HARMONICS, samples, rng) for rng in rngs])
         phase = phase.to(mel).clone()
         phase[:, 0] = 0     # the fundamental always starts at zero
-        source = self.mel2wav.source(self.mel2wav.pitch(mel), phase, noise.to(mel))
-        if cache_source is not None and cache_source.shape[-1]:
-            kept = cache_source.to(source)
-            source = torch.cat((kept.expand(len(mel), -1, -1), source[:, :, kept.shape[-1] :]), dim=2)
+        source = self.mel2wav.source(self.mel2wav.pitch(mel), phase, noise[:, :, :samples].to(mel))
+        if kept is not None:
+            kept = kept[:, :, :samples].to(source)
+            source = torch.cat((kept, source[:, :, kept.shape[-1] :]), dim=2)
         return self.mel2wav.decode(mel, source), source
 
     @torch.no_grad()
@@ -207,16 +170,19 @@ class S3Token2Wav(nn.Module):
             speech_token_lens=speech_token_lens, n_cfm_timesteps=n_cfm_timesteps, guidance=guidance,
             on_step=on_step, device=device)
         held = 0 if finalize else LOOKAHEAD_TOKENS
-        rows = token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
+        rows = inputs.token_rows(speech_tokens, speech_token_lens, self.config.vocabulary)
+        longest = HOP_SAMPLES * mel.shape[2]
+        phase = inputs.pinned(phase, (len(rows), HARMONICS, 1), "phase")
+        noise = inputs.pinned(noise, (len(rows), HARMONICS, longest), "noise")
+        kept = inputs.pinned(cache_source, (len(rows), 1, 0), "cache_source")
         # The vocoder sees to the right, so each row is vocoded at its own length.
         waves, sources = [], []
         for index, row in enumerate(rows):
             frames = UPSAMPLING * (len(row) - held)
             one = slice(index, index + 1)
             wave, source = self.hift_inference(
-                mel[one, :, :frames], None if cache_source is None else cache_source[one],
-                phase=None if phase is None else phase[one],
-                noise=None if noise is None else noise[one, :, : HOP_SAMPLES * frames],
+                mel[one, :, :frames], None if kept is None else kept[one],
+                phase=None if phase is None else phase[one], noise=None if noise is None else noise[one],
                 seed=seed + index, device=device)
             waves.append(wave[0])
             sources.append(source[0, 0])
@@ -229,24 +195,9 @@ class S3Token2Wav(nn.Module):
         return self.inference(speech_tokens, ref_wav, ref_sr, ref_dict, finalize=finalize, **pinned)
 
     def _voices(self, ref_wav, ref_sr, ref_dict, rows: int, device) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Per row its voice's ids (L,), mel (2L, M) and embedding (D,); one voice serves all rows."""
+        """Per row its voice, as ``inputs.voices``, from a recording or from what was read of one."""
         if (ref_dict is None) == (ref_wav is None):
             raise ValueError("Give either ref_wav with ref_sr, or ref_dict; exactly one of them.")
         if ref_dict is None:
-            if ref_sr is None:
-                raise ValueError("ref_sr: the sample rate of ref_wav is needed, in Hz.")
             ref_dict = self.embed_ref(ref_wav, ref_sr, device)
-        ids = torch.as_tensor(ref_dict["prompt_token"])
-        if len(ids) not in (1, rows):
-            raise ValueError(f"ref_dict: {len(ids)} voices for {rows} rows of tokens; give 1 or {rows}.")
-        mels, embeddings = ref_dict["prompt_feat"], ref_dict["embedding"]
-        voices = []
-        for row in range(rows):
-            index = row if len(ids) == rows else 0
-            length = min(int(ref_dict["prompt_token_len"][index]), mels.shape[1] // UPSAMPLING)
-            voices.append((
-                token_rows(ids[index, :length], None, self.config.vocabulary)[0],
-                mels[index, : UPSAMPLING * length].to(device, torch.float32),
-                embeddings[index].to(device, torch.float32),
-            ))
-        return voices
+        return inputs.voices(ref_dict, rows, self.config.vocabulary, device)

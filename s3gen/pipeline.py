@@ -18,6 +18,7 @@ from . import generate, sampling
 from .encoder import UPSAMPLING
 from .features import RATE_16K_HZ
 from .generate import OnStep
+from .inputs import step_count
 from .model import S3Token2Wav, fade_in
 from .reference import ADVISED_SECONDS
 from .tokenizer import DROPPED_TOKENS, STRIDE_TOKENS, WINDOW_TOKENS
@@ -79,7 +80,7 @@ def speak(
     counts the flow's steps over all pieces, is called between the vocoder's segments too, and may
     raise to cancel.
     """
-    steps = steps or generate.default_steps(model.flow.decoder.estimator)
+    steps = step_count(steps, generate.default_steps(model.flow.decoder.estimator), "steps")
     total = steps * sum(len(_windows(piece.ids.shape[1])) for row in tokens.batch for piece in row)
     done = 0
 
@@ -89,15 +90,19 @@ def speak(
         if on_step is not None:
             on_step(done, total)
 
-    def say(piece: Piece, seed: int) -> Tensor:
+    def say(piece: Piece, seed: int, after_silence: bool) -> Tensor:
         mel = _mel(model, piece.ids[0], voice, seed, steps, guidance, device, lambda *_: advance(1))
-        return fade_in(_vocode(model, mel, seed, device, lambda: advance(0)))[0].cpu()
+        wave = _vocode(model, mel, seed, device, lambda: advance(0))
+        # Within a sentence the joint has a fade of its own, and 20 ms of nothing would be heard.
+        return (fade_in(wave) if after_silence else wave)[0].cpu()
 
-    return [
-        join([say(piece, seed + number + index) for index, piece in enumerate(row)],
-             [piece.pause_s for piece in row], SAMPLE_RATE_HZ, fade_ms)
-        for number, row in enumerate(tokens.batch)
-    ]
+    waves = []
+    for number, row in enumerate(tokens.batch):
+        pauses = [piece.pause_s for piece in row]
+        said = [say(piece, seed + number + index, index == 0 or pauses[index - 1] > 0)
+                for index, piece in enumerate(row)]
+        waves.append(join(said, pauses, SAMPLE_RATE_HZ, fade_ms))
+    return waves
 
 
 def working_bytes(tokens: SpeechTokens, voice: dict) -> int:

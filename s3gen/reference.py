@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..audio import resample
+from . import inputs
 from .encoder import UPSAMPLING
 from .features import HOP_24K_SAMPLES, RATE_16K_HZ, RATE_24K_HZ, fbank, mel_24k
 from .speaker import CAMPPlus
@@ -23,21 +23,6 @@ MIN_SECONDS = 0.1       # below, the speaker encoder has one frame left and no s
 ADVISED_SECONDS = 10.0  # that the models were trained with
 
 logger = logging.getLogger(__name__)
-
-
-def as_rows(ref_wav: Tensor | np.ndarray, role: str = "ref_wav") -> Tensor:
-    """(T,) or (B, T) samples in +-1 -> float32 (B, T) on the CPU; ``ValueError`` for anything else."""
-    wave = torch.as_tensor(ref_wav)
-    if wave.ndim == 1:
-        wave = wave[None]
-    if wave.ndim != 2:
-        raise ValueError(f"{role}: expected (samples,) or (batch, samples), got {tuple(wave.shape)}.")
-    if not wave.is_floating_point():
-        raise ValueError(f"{role}: samples are {wave.dtype}; give floats in -1..1.")
-    wave = wave.detach().to("cpu", torch.float32)
-    if not wave.isfinite().all():
-        raise ValueError(f"{role}: the recording has NaN or infinite samples; record or export it again.")
-    return wave
 
 
 def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Tensor, Tensor]:
@@ -53,19 +38,19 @@ def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Ten
 
 
 def embed(
-    tokenizer: S3Tokenizer, speaker: CAMPPlus, ref_wav: Tensor | np.ndarray, ref_sr: int, device: torch.device,
+    tokenizer: S3Tokenizer, speaker: CAMPPlus, ref_wav, ref_sr: int, device: torch.device,
 ) -> dict[str, Tensor | None]:
     """Read B recordings of equal length.
 
-    ref_wav: (T,) or (B, T) floats in +-1 at ``ref_sr`` Hz; the networks run on ``device``.
+    ref_wav: (T,) or (B, T) floats in +-1, tensor or array, at ``ref_sr`` Hz; the networks run on ``device``.
     Returns ``prompt_token`` int64 (B, L), ``prompt_token_len`` int64 (B,), ``prompt_feat`` float32
     (B, 2L, M), ``prompt_feat_len`` None (as published) and ``embedding`` float32 (B, D), there too.
     """
-    wave = as_rows(ref_wav)
+    wave, ref_sr = inputs.recording_rows(ref_wav), inputs.sample_rate(ref_sr)
     if wave.shape[1] > ADVISED_SECONDS * ref_sr:
         logger.warning("The reference is %.1f s long; above %g s it costs time and gains nothing.",
                        wave.shape[1] / ref_sr, ADVISED_SECONDS)
-    at_24k, at_16k = whole_tokens(wave, int(ref_sr))
+    at_24k, at_16k = whole_tokens(wave, ref_sr)
     ids = torch.stack([tokenizer.encode(row, device=device) for row in at_16k])         # (B, L)
     embedding = torch.cat([speaker(fbank(row)[None].to(device)) for row in at_16k])     # (B, D)
     return {

@@ -29,24 +29,24 @@ def _rng(seed: int) -> torch.Generator:
 
 def flow_rng(seed: int, row: int = 0) -> torch.Generator:
     """The generator of one row's flow noise; any integer is a seed, taken modulo 2**64."""
-    return _rng(seed + row)
+    return _rng(int(seed) + row)      # numpy's integers would overflow
 
 
 def vocoder_rng(seed: int, row: int = 0) -> torch.Generator:
     """The generator of one row's excitation."""
-    return _rng(seed + row + VOCODER_STREAM)
+    return _rng(int(seed) + row + VOCODER_STREAM)
 
 
 def flow_noise(mels: int, frames: int, rng: torch.Generator) -> Tensor:
     """(M, F) start of the flow, standard normal."""
-    return torch.randn(mels, frames, generator=rng)
+    return torch.randn(mels, frames, generator=rng, dtype=torch.float32, device="cpu")
 
 
 def start_phase(harmonics: int, rng: torch.Generator) -> Tensor:
     """(C, 1) phases of the harmonics in -pi..pi."""
-    return (2 * torch.rand(harmonics, 1, generator=rng) - 1) * math.pi
+    return (2 * torch.rand(harmonics, 1, generator=rng, dtype=torch.float32, device="cpu") - 1) * math.pi
 
 
 def source_noise(harmonics: int, samples: int, rng: torch.Generator) -> Tensor:
     """(C, T) noise of the excitation, standard normal."""
-    return torch.randn(harmonics, samples, generator=rng)
+    return torch.randn(harmonics, samples, generator=rng, dtype=torch.float32, device="cpu")

@@ -33,8 +33,8 @@ Progress = Callable[[int, int], None]
 @torch.inference_mode(False)    # a table first made under inference would be barred from other modes
 def rotary_table(frames: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotation of each frame, each (F, 1, 64). CPU, float32."""
-    rate = ROTARY_BASE ** (-torch.arange(0, HEAD_WIDTH, 2, dtype=torch.float32) / HEAD_WIDTH)
-    angle = torch.outer(torch.arange(frames, dtype=torch.float32), rate).repeat(1, 2)[:, None]
+    rate = ROTARY_BASE ** (-torch.arange(0, HEAD_WIDTH, 2, dtype=torch.float32, device="cpu") / HEAD_WIDTH)
+    angle = torch.outer(torch.arange(frames, dtype=torch.float32, device="cpu"), rate).repeat(1, 2)[:, None]
     return angle.cos(), angle.sin()
 
 
@@ -204,7 +204,7 @@ class S3Tokenizer(nn.Module):
         rows = [self._row(torch.as_tensor(wave), max_len) for wave in wavs]
         if not rows:
             raise ValueError("wavs: found no clips; give at least one.")
-        return pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
+        return pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows], device="cpu")
 
     def _row(self, wave: Tensor, max_len: int | None) -> Tensor:
         """One row of ``forward``: (T,) -> (S,)"""

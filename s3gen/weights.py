@@ -137,8 +137,8 @@ def build(
         tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
         if config is None:
             config = measure(shapes_of(state), source)
+        check_names(_expected(config, parts), shapes_of(tensors), source, "S3Gen")
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
-        check_names(shapes_of(module.state_dict()), shapes_of(tensors), source, "S3Gen")
         return fill(module, tensors, lambda name: dtype if name.startswith(ESTIMATOR) else torch.float32, source)
 
 
@@ -149,6 +149,10 @@ def measure(published: Shapes, source: str) -> S3GenConfig:
         config = S3GenConfig.from_shapes(shapes)
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
-    module = S3Token2Wav(config.estimator.meanflow, config, UNFILLED, "meta")
-    check_names(shapes_of(module.state_dict()), shapes, source, "S3Gen")
+    check_names(_expected(config, PARTS), shapes, source, "S3Gen")
     return config
+
+
+def _expected(config: S3GenConfig, parts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes by torch's own layers: ComfyUI's may have no weights before they are filled."""
+    return shapes_of(S3Token2Wav(config.estimator.meanflow, config, UNFILLED, "meta", parts=parts).state_dict())

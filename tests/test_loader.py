@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import comfy.memory_management
 import comfy.model_management
 import folder_paths
 import pytest
@@ -252,7 +253,7 @@ class TestFiles:
         """The parts that read recordings come from the file when first needed: it must be the same file."""
         model = loader.load(NAME)
         os.utime(checkpoint, (1, 1))
-        with pytest.raises(ValueError, match="has changed since it was loaded"), model.loaded("reference", 0):
+        with pytest.raises(ValueError, match="has changed or gone since it was loaded"), model.loaded("reference", 0):
             pass
 
 
@@ -271,6 +272,23 @@ class TestModel:
             loader.load(NAME, device="cuda")
         with pytest.raises(ValueError, match="demo: 'x' is not one of S3Gen, S3Gen meanflow"):
             loader.load_demo("x")
+
+    def test_layers_without_weights_until_they_are_filled(self, checkpoint, monkeypatch):
+        """So ComfyUI's are with dynamic VRAM, its default on NVIDIA: they looked like a file with too many tensors."""
+        expected = loader.load(NAME).patcher.model.state_dict()
+        monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
+        found = loader.load(NAME).patcher.model.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+    def test_room_is_made_for_the_whole_part(self, checkpoint, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            comfy.model_management, "load_models_gpu", lambda *args, **kwargs: asked.append((args, kwargs)))
+        model = loader.load(NAME)
+        with model.loaded("synthesis", 123):
+            assert asked == [(([model.patcher],), {"memory_required": 123, "force_full_load": True})]
+        assert model.is_dynamic() is False
 
     def test_parts_come_when_needed(self, checkpoint):
         model = loader.load(NAME)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import inspect
 
@@ -71,7 +72,7 @@ class TestSchemas:
         """A workflow saved before an input existed runs without it, and means the same."""
         parameters = inspect.signature(node.execute).parameters
         for given in node.GET_SCHEMA().inputs:
-            if not given.optional:
+            if not given.optional and not isinstance(given, io.DynamicCombo.Input):
                 assert parameters[given.id].default is inspect.Parameter.empty
                 continue
             assert parameters[given.id].default == getattr(given, "default", None), given.id
@@ -210,6 +211,29 @@ class TestConversion:
         assert torch.equal(default, convert(model, source, voice, steps=10, cfg=0.7)["waveform"])
         for options in ({"steps": 3}, {"cfg": 0.0}, {"cfg": 2.0}):
             assert not torch.equal(default, convert(model, source, voice, **options)["waveform"]), options
+
+
+    def test_joint_fade_reaches_the_joint(self, model, voice):
+        ids = torch.randint(0, 6561, (2, 1, 8), generator=torch.Generator().manual_seed(0))
+        tokens = SpeechTokens(S3_V2, 25.0, (tuple(Piece(row) for row in ids),))
+        hard, soft = (run(nodes.S3Token2Wav, model, tokens, 0, voice, joint_fade=ms)["waveform"] for ms in (0.0, 40.0))
+        assert hard.shape == soft.shape and not torch.equal(hard, soft)
+
+    def test_model_of_another_family(self, model, voice, monkeypatch):
+        tokens = run(nodes.S3Tokenize, model, audio(speech()))
+        monkeypatch.setattr(model, "family", dataclasses.replace(model.family, name="OGG TTS"))
+        with pytest.raises(ValueError, match="S3 Tokenize: the model is OGG TTS"):
+            run(nodes.S3Tokenize, model, audio(speech()))
+        with pytest.raises(ValueError, match="S3Token2Wav: the model is OGG TTS"):
+            run(nodes.S3Token2Wav, model, tokens, 0, voice)
+
+
+@pytest.mark.parametrize("family", [None, {}, {"family": "OGG"}])
+def test_unknown_family_over_the_interface(family):
+    """ComfyUI drops an unknown choice from the call, which then lacked an argument."""
+    with pytest.raises(ValueError, match="Load Speech Model: family: .*choose 'S3Gen"):
+        run(nodes.LoadModel, family)
+    assert nodes.LoadModel.fingerprint_inputs(family) == ""
 
 
 class TestRuns:

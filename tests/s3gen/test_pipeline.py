@@ -71,6 +71,7 @@ def test_pieces_without_a_pause_fade(model, voice):
     assert len(hard) == len(soft) == 12 * 960
     assert soft[5 * 960 : 6 * 960].abs().max() <= hard[5 * 960 : 6 * 960].abs().max()
     assert torch.equal(soft[: 5 * 960], hard[: 5 * 960]) and not torch.equal(soft, hard)
+    assert hard[6 * 960 : 6 * 960 + 480].abs().max() > 1e-3, "the second piece begins within a sentence"
 
 
 @pytest.mark.parametrize("count, windows", [
