@@ -17,6 +17,7 @@ from .features import FBANK_BINS
 SEGMENT_FRAMES = 100    # 2 s after the first time-delay layer, which halves the rate
 MIN_FRAMES = 3          # of the filterbank: two are left then, and one has no deviation
 DILATIONS = (1, 2, 2)   # of the three dense blocks
+NORM_EPSILON = 1e-5     # added to the variance
 
 
 class BatchNorm(nn.Module):
@@ -39,7 +40,7 @@ class BatchNorm(nn.Module):
             None if part is None else part.to(x.device, x.dtype)
             for part in (self.running_mean, self.running_var, self.weight, self.bias)
         )
-        return F.batch_norm(x, mean, variance, weight, bias, eps=1e-5)
+        return F.batch_norm(x, mean, variance, weight, bias, eps=NORM_EPSILON)
 
 
 class Activation(nn.Module):

@@ -1,10 +1,14 @@
 """Spectra: the golden ones, their frame counts, and what they do with too little or with nothing."""
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from kit.golden import assert_within, load_golden
+from kit.voice import golden as cosyvoice3_golden
+from kit.voice import tone
 from speechwright.s3gen import features
 
 KINDS = {
@@ -33,6 +37,31 @@ def test_log_mel_is_the_published_one():
 def test_filterbank_is_the_published_one():
     golden = load_golden()
     assert_within(features.fbank(golden["r16"][0])[None], golden["fbank"], 2e-4)
+
+
+def test_spectra_of_cosyvoice3_are_the_published_ones():
+    """The same ones, but that the mel goes up to half of the rate."""
+    expected = cosyvoice3_golden("tokenizer_v3")
+    at_16k, at_24k = expected["feat.in.wave16k"], expected["feat.in.wave24k"]
+    assert_within(features.mel_24k(at_24k[None], top_hz=12000.0)[0], expected["feat.out.mel24k"], 5e-5)
+    assert_within(features.log_mel_16k(at_16k), expected["feat.out.whisper128"], 2e-5)
+    assert_within(features.fbank(at_16k), expected["feat.out.fbank"], 1e-3)
+
+
+def test_spectra_of_a_tone():
+    """Of 220 Hz for one second. Numbers that were published to so many digits."""
+    mel = features.mel_24k(tone(24000)[None], top_hz=12000.0)[0]
+    assert mel.shape == (80, 50) and mel.sum() == pytest.approx(-38574.22, abs=0.2)
+    spots = [mel[0, 25], mel[5, 25], mel[40, 25], mel[79, 25]]
+    assert spots == pytest.approx([-5.92296, 1.10071, -11.51293, -11.51293], abs=5e-5)
+    whisper = features.log_mel_16k(tone(16000))
+    assert whisper.shape == (128, 100)
+    spots = [whisper.mean(), whisper.max(), whisper.min(), whisper[0, 50], whisper[6, 50]]
+    assert spots == pytest.approx([-0.33409, 1.43844, -0.56156, 0.07049, 1.10312], abs=2e-5)
+    # The mean over time is taken off, but silence lies at a level that is known.
+    bins = features.fbank(torch.cat((torch.zeros(16000), tone(16000))))
+    spots = (bins[150] - bins[0] + math.log(torch.finfo(torch.float32).eps))[[0, 5, 79]]
+    assert spots == pytest.approx([-5.10790, 0.59492, -15.94238], abs=5e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
