@@ -255,15 +255,14 @@ class _Walk:
         if len(spans) > 1 or spans.keys() - {RAW_DATA, listed}:
             raise self.damaged(f"{what} of data type {kind} has numbers in its fields {short(sorted(spans))}")
         where, found = next(iter(spans.items()), (RAW_DATA, []))
-        found = tuple(found[-1:] if where == RAW_DATA else found)
         size = sum(span.size for span in found)
         if where in (INT32_DATA, INT64_DATA):
             if not count <= size <= min(10 * count, MAX_VARINT_BYTES):
                 raise self.damaged(f"{what} (shape {short(dims)}) has varints of {size:,} bytes")
-            return Stored(shape, kind, True, found)
+            return Stored(shape, kind, True, tuple(found))
         if size != count * dtype.itemsize:
             raise self.damaged(f"{what} (shape {short(dims)}) needs {count * dtype.itemsize:,} bytes and has {size:,}")
-        return Stored(shape, kind, False, found)
+        return Stored(shape, kind, False, tuple(found))
 
     def dimensions(self, value: int | None, span: Span) -> list[int]:
         """One number, or several in a row."""
@@ -326,7 +325,7 @@ def _varint(raw: bytes) -> tuple[int, int]:
     for index, byte in enumerate(raw[:10]):
         value |= (byte & 127) << 7 * index
         if byte < 128:
-            return value % 2**64, index + 1
+            return value, index + 1
     return 0, 0
 
 
