@@ -63,7 +63,7 @@ def measure(published: Shapes, source: str) -> LMConfig:
 
 
 def _matching(shapes: Shapes, config: LMConfig | None, source: str) -> LMConfig:
-    """The sizes, compared with the shapes by torch's own layers: ComfyUI's may have no weights until they are filled."""
+    """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
     try:
         config = config or LMConfig.from_shapes(shapes)
     except (KeyError, ValueError, IndexError) as problem:
