@@ -1,8 +1,15 @@
-"""The door for text: what a user typed or pasted, in one form. Pure Python."""
+"""The door for text: what a user typed or pasted, in one form, and in pieces. Pure Python.
+
+A long text is cut where a reader would pause: between sentences, else after other marks, else between words.
+A stop ends a sentence only before a blank, the end or a closing quote, so numbers, addresses and versions stay
+whole; after an abbreviation or before a small letter it does not. Wide stops need no blank.
+"""
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
+from functools import partial
 
 _LINE_END = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 
@@ -48,3 +55,238 @@ def _joins(text: str, index: int) -> bool:
 def _is_emoji(character: str) -> bool:
     """Pictographs, skin tones and the selector of the coloured form; "" is none."""
     return character == "\ufe0f" or (character != "" and unicodedata.category(character) in ("So", "Sk"))
+
+
+
+# How good a place is for a cut, worst first: within a number or a heap of accents, within a word, anywhere too
+# early in a piece, between words that are written without blanks ...
+INSIDE, LETTER, EARLY, IDEOGRAPH, BLANK, COMMA, CLAUSE, SENTENCE = range(8)
+
+LEAST_FILL = 0.3    # of a piece's room, before which a cut is early
+SHORT_TAIL = 0.1    # of it; a rest this short is avoided where another mark can be had
+MAX_MARKS = 32      # accents and the like that stay with the character before them
+
+# Scripts that put no blank between words: Thai to Tibetan, Burmese, Khmer, Chinese and Japanese with their marks.
+_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff"
+                       "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff9f\U00020000-\U0003ffff]")
+_NOT_FIRST = frozenset("ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮー々")     # no word and no line begins with these
+
+# Marks and how good the place after them is; after a narrow one only with a blank, or at the end.
+_NARROW = {**dict.fromkeys(".!?‽؟", SENTENCE), **dict.fromkeys(";:–؛", CLAUSE), **dict.fromkeys(",،", COMMA)}
+_WIDE = {**dict.fromkeys("。！？．｡۔।॥።។", SENTENCE), **dict.fromkeys("；：—", CLAUSE),
+         **dict.fromkeys("，、､…", COMMA)}
+_MARKS = _NARROW | _WIDE
+_PAIRS = dict(zip("(“„«‹「『（《〈【\"", ")”“»›」』）》〉】\""))
+_QUOTES = frozenset("\"'’")              # which open as well as close
+_CLOSING = frozenset(_PAIRS.values()) | _QUOTES
+
+_TAG = r"\[[^\[\]<>\n]{1,64}\]|<[^\[\]<>\n]{1,64}>"
+_NUMBER = r"\d+(?:[.,:\uff0e\uff1a]\d+)*"
+_ATOM = re.compile(rf"{_TAG}|{_NUMBER}|\s+|.", re.DOTALL)
+_SIGN = re.compile(
+    rf"(?P<tag>{_TAG})|{_NUMBER}|(?P<marks>[{re.escape(''.join(_MARKS))}]+)"
+    rf"|[{re.escape(''.join(sorted(_CLOSING | _PAIRS.keys())))}]")
+_NEXT = re.compile(r"\s*")
+
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms mx dr prof st sr jr vs etc no nos vol fig figs al cf ca approx dept gen col capt lt sgt rev hon mt inc "
+    "ltd co corp ave blvd rd bzw usw nr str hr fr evtl inkl mme mlle sra srta dra ej pág".split())
+
+
+def speakable(text: str) -> bool:
+    """Whether there is a letter or a digit in it, of any script."""
+    return any(unicodedata.category(character)[0] in "LN" for character in text)
+
+
+def split(text: str, limit: int, measure: Callable[[str], int]) -> list[str]:
+    """Pieces of a clean text, in order, none longer than ``limit`` by ``measure``, each with something to speak.
+
+    A line that ends a sentence, or has an empty one after it, ends a piece; other line ends need not. Blanks in
+    a piece become single ones, and none stand at its ends. Every other character is in one piece, and once, but
+    for signs in a row that have no room beside what is spoken. A number is cut only if it is too long by itself;
+    a tag such as ``[laughter]`` or ``<strong>``, and a character with its accents, not even then. A piece, split
+    again, is one piece.
+    """
+    if limit < 1:
+        raise ValueError(f"limit: {limit} is not possible; give 1 or more.")
+    return [piece for paragraph in _paragraphs(text) for piece in _pieces(paragraph, limit, measure)]
+
+
+def _paragraphs(text: str) -> list[str]:
+    """What stands between line ends that count, each with something to speak."""
+    paragraphs, held, spoken = [], [], False
+    for line in text.split("\n"):
+        held.append(line)
+        spoken = spoken or speakable(line)
+        if spoken and (not line.strip() or _ends_sentence(line)):
+            paragraphs.append("\n".join(held))
+            held, spoken = [], False
+    if spoken:
+        paragraphs.append("\n".join(held))
+    elif paragraphs:
+        paragraphs[-1] = "\n".join((paragraphs[-1], *held))
+    return paragraphs
+
+
+def _ends_sentence(line: str) -> bool:
+    line = line.rstrip().rstrip("".join(_CLOSING))
+    return _MARKS.get(line[-1:]) == SENTENCE and not _abbreviates(line)
+
+
+def _abbreviates(text: str) -> bool:
+    """Whether it ends with an abbreviation or an initial, and its stop."""
+    stopped = re.search(r"([^\W\d_]+)\.$", text[-16:])
+    word = stopped[1] if stopped else ""
+    return word.lower() in _ABBREVIATIONS or len(word) == 1 and word.lower() != word.upper()
+
+
+def _fold(text: str) -> str:
+    """Without blanks at the ends, each run of others being one; a line end between wide characters is none."""
+    lines = [line for line in (" ".join(line.split()) for line in text.split("\n")) if line]
+    parts = lines[:1]
+    for above, line in zip(lines, lines[1:]):
+        wide = _UNSPACED.match(above[-1]) and _UNSPACED.match(line)
+        parts += ["" if wide else " ", line]
+    return "".join(parts)
+
+
+def _pieces(text: str, limit: int, measure: Callable[[str], int]) -> Iterator[str]:
+    """A paragraph in pieces: as many atoms as fit are looked through for the best place to cut."""
+    places, ranks, spoken = [0, len(text)], [INSIDE, INSIDE], [0, 1]
+
+    def piece(start: int, stop: int) -> str:
+        return _fold(text[places[start] : places[stop]])
+
+    def fits(start: int, stop: int) -> bool:
+        return measure(piece(start, stop)) <= limit
+
+    if not fits(0, 1):
+        places, ranks, spoken = _places(text)
+    start, last, width = 0, len(places) - 1, 32
+    while spoken[start] < spoken[last]:
+        stop = _furthest(start + 1, last, width, partial(fits, start))
+        width = stop - start
+        if stop < last:
+            best = _best(places, ranks, spoken, start, stop)
+            if best == start and spoken[start + 1] == spoken[start]:
+                while spoken[start + 1] == spoken[start]:
+                    start += 1      # signs that leave no room for what comes after them
+                continue
+            stop = best if best > start and fits(start, best) else stop
+        yield piece(start, stop)
+        start = stop
+
+
+def _furthest(least: int, last: int, step: int, fits: Callable[[int], bool]) -> int:
+    """The last number that fits, found by steps that double and then halve; ``least`` is taken for granted."""
+    while least < last and fits(min(least + step, last)):
+        least, step = min(least + step, last), 2 * step
+    above = min(least + step, last + 1)
+    while above - least > 1:
+        middle = (least + above) // 2
+        least, above = (middle, above) if fits(middle) else (least, middle)
+    return least
+
+
+def _best(places: list[int], ranks: list[int], spoken: list[int], start: int, stop: int) -> int:
+    """The place to cut after ``start``, up to ``stop``, with something to speak on both sides; ``start`` for none."""
+    best, best_rank, room = start, INSIDE + 1, places[stop] - places[start]
+    for place in range(start + 1, stop + 1):
+        rank = ranks[place]
+        if places[place] - places[start] < LEAST_FILL * room:
+            rank = min(rank, EARLY)
+        elif places[-1] - places[place] < SHORT_TAIL * room:
+            rank = min(rank, BLANK)
+        if rank >= best_rank and spoken[start] < spoken[place] < spoken[-1]:
+            best, best_rank = place, rank
+    return best
+
+
+def _places(text: str) -> tuple[list[int], list[int], list[int]]:
+    """Where a text may be cut, both ends included; how good each place is; how much before it can be spoken."""
+    marked, places, ranks, spoken = _marked(text), [0], [INSIDE], [0]
+    count = end = heap = 0
+
+    def add(place: int, rank: int) -> None:
+        places.append(place)
+        ranks.append(rank)
+        spoken.append(count)
+
+    for match in _ATOM.finditer(text):
+        atom, start = match[0], match.start()
+        if atom.isspace():
+            continue
+        heap = heap + 1 if end == start and len(atom) == 1 and _belongs(text, start) else 0
+        if start and not heap:
+            add(start, marked[start] if start in marked else _between(text, end, start))
+        elif heap > MAX_MARKS:
+            add(start, INSIDE)
+        if atom[0].isdecimal():
+            for index, digit in enumerate(atom):
+                if index:
+                    add(start + index, INSIDE)
+                count += speakable(digit)
+        else:
+            count += speakable(atom)
+        end = match.end()
+    add(len(text), INSIDE)
+    return places, ranks, spoken
+
+
+def _belongs(text: str, place: int) -> bool:
+    """Whether the character there is part of the one before it: an accent, a joiner, a skin tone, what is joined."""
+    character = text[place]
+    return (unicodedata.category(character)[0] == "M" or _JOINER.match(character) is not None
+            or "\U0001f3fb" <= character <= "\U0001f3ff" or text[place - 1 : place] == _ZWJ)
+
+
+def _between(text: str, end: int, start: int) -> int:
+    """How good the place between two atoms is that no mark parts; the first ends at ``end``."""
+    before, after, apart = text[end - 1], text[start], end < start
+    if after in _MARKS or (after in _CLOSING and not (apart and after in _QUOTES)) or before in _PAIRS and not apart:
+        return LETTER
+    if apart and before.isdecimal() and after.isdecimal():
+        return LETTER       # thousands, as many write them
+    if apart:
+        return CLAUSE if "\n" in text[end:start] else BLANK
+    unspaced = _UNSPACED.match(before) or _UNSPACED.match(after)
+    may_begin = after in _PAIRS or after in "[<" or speakable(after) and after not in _NOT_FIRST
+    return IDEOGRAPH if unspaced and may_begin else LETTER
+
+
+def _marked(text: str) -> dict[int, int]:
+    """Place after a mark, its closing quotes and its blanks -> how good it is. Within quotes no sentence ends."""
+    marked: dict[int, int] = {}
+    awaited: list[str] = []         # what will close the quotes, brackets and spans that are open
+    mark, end = None, 0             # the last marks in a row, and where what belongs to them ends
+
+    def settle() -> None:
+        place = _NEXT.match(text, end).end()
+        if mark and (place > end or mark[0][-1] in _WIDE):
+            rank = _rank(text, mark, place)
+            marked[place] = min(rank, CLAUSE) if awaited else rank
+
+    for match in _SIGN.finditer(text):
+        sign, near = match[0], text[end : match.start()]
+        closes = bool(awaited) and sign == awaited[-1]
+        if not (mark and (closes or sign in _CLOSING) and (not near or sign in "»›" and near.isspace())):
+            settle()
+            mark = match if match["marks"] else None
+        end = match.end()
+        if closes:
+            awaited.pop()
+        elif mark is None and sign in _PAIRS:
+            awaited.append(_PAIRS[sign])
+        elif match["tag"] and sign[0] == "<" and sign[1:-1].isalpha():
+            awaited.append(f"</{sign[1:]}")
+    settle()
+    return marked
+
+
+def _rank(text: str, mark: re.Match, place: int) -> int:
+    """How good ``place`` is, for the marks before it; a small letter there tells that the sentence goes on."""
+    rank = max(_MARKS[sign] for sign in mark[0])
+    goes_on = text[place : place + 2].lstrip("".join(_PAIRS))[:1].islower()
+    if set(mark[0]) == {"."} and (goes_on or _abbreviates(text[max(0, mark.end() - 16) : mark.end()])):
+        return BLANK
+    return min(rank, COMMA) if goes_on and rank == SENTENCE else rank

@@ -1,14 +1,15 @@
 """The text door: one form for what users paste, and nothing lost that can be heard."""
 from __future__ import annotations
 
+import re
 import time
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from speechwright.text import clean, fold_name
+from speechwright.text import clean, fold_name, speakable, split
 
 ODD_CHARACTERS = ("aé\u0301\u0345ßİ \t\r\n\x00\x85\u2028\ufeff\u200b\u200c\u200d\u00ad"
                   "خकि\u094d❤\ufe0f🔥🏽한\u1100\u1161\u3164")
@@ -106,3 +107,157 @@ def test_folding_ignores_form_and_repeats(name):
     folded = fold_name(name)
     assert fold_name(folded) == folded
     assert fold_name(unicodedata.normalize("NFD", name)) == folded
+
+
+# Pieces
+
+TAGS = ("[laughter]", "<strong>", "</strong>", "[j]", "[ǐ]", "[quick_breath]")
+NUMBER = r"\d+(?:[.,:．：]\d+)*"
+LETTERS = ("word", "It", "Dr", "e", "Ö", "一二", "です", "ไทย", "و", "3", "14", "5:30", "1,000.5", "１．５", "²")
+BLANKS = (" ", " ", " ", "\n", "\n\n", "\u3000", "\u00a0", ". ", ", ", "! ", "? ")
+MARKS = (*".,:。，；…—\"“”'’«»()「」[]<>-$", "...", "</")
+CLUSTERS = ("👍", "❤\ufe0f", "👩\u200d🚀", "🏽", "\u0301", "\u200d", "a\u0301")
+FRAGMENTS = st.lists(st.one_of(
+    st.sampled_from(LETTERS), st.sampled_from(BLANKS), st.sampled_from(MARKS), st.sampled_from(TAGS),
+    st.sampled_from(CLUSTERS), st.text(max_size=3),
+), max_size=40).map("".join)
+MEASURES = {
+    "characters": len,
+    "bytes": lambda text: len(text.encode("utf-8", "replace")),
+    "words": lambda text: len(text.split()),
+}
+
+
+def visible(text: str) -> str:
+    return "".join(text.split())
+
+
+def missing(pieces: list[str], text: str) -> str:
+    """Visible characters of a text that its pieces lack; all that they have has to be in it, in order."""
+    lost, left = [], iter(visible(text))
+    for character in visible("".join(pieces)):
+        for passed in left:
+            if passed == character:
+                break
+            lost.append(passed)
+        else:
+            pytest.fail(f"{character!r} is not where it was")
+    return "".join([*lost, *left])
+
+
+@given(text=FRAGMENTS, limit=st.integers(1, 40), measure=st.sampled_from(sorted(MEASURES)))
+def test_pieces_of_any_text(text, limit, measure):
+    """Each has something to speak and keeps to the limit, or cannot be cut, and is one piece when split again."""
+    pieces = split(text, limit, MEASURES[measure])
+    for piece in pieces:
+        assert speakable(piece) and piece == " ".join(piece.split())
+        assert MEASURES[measure](piece) <= limit or split(piece, 1, len) == [piece]
+        assert split(piece, limit, MEASURES[measure]) == [piece]
+    assert not speakable(missing(pieces, text))
+    assert bool(pieces) == speakable(text)
+
+
+@given(text=FRAGMENTS, limit=st.integers(24, 60))
+def test_no_visible_character_is_lost(text, limit):
+    signs = ("".join(character if not speakable(character) else "x" for character in text)).split("x")
+    assume(max(map(len, signs)) <= limit / 4)
+    assume(max(map(len, re.findall(NUMBER, text)), default=0) <= limit / 4)
+    pieces = split(text, limit, len)
+    assert missing(pieces, text) == "" or not speakable(text)
+    assert all(len(piece) <= limit for piece in pieces)
+
+
+@given(text=FRAGMENTS, limit=st.integers(8, 40))
+def test_numbers_and_tags_stay_whole(text, limit):
+    numbers = re.findall(NUMBER, text)
+    assume(max(map(len, numbers), default=0) <= limit)
+    pieces = split(text, limit, len)
+    assert [number for piece in pieces for number in re.findall(NUMBER, piece)] == numbers
+    for tag in TAGS:
+        assert sum(piece.count(tag) for piece in pieces) == text.count(tag)
+
+
+Z = "一二三四五六七八九十"
+
+
+@pytest.mark.parametrize("text, limit, pieces", [
+    ("", 9, []), (" \n", 9, []), ("。。。", 9, []), ("(￣▽￣)", 9, []), ("a", 1, ["a"]), ("1", 1, ["1"]),
+    ("好", 1, ["好"]), ("Hello.", 99, ["Hello."]), ("  a \t b  ", 99, ["a b"]),
+    # What is short stays together, however many sentences it is.
+    ("One. Two. Three.", 16, ["One. Two. Three."]),
+    ("One. Two. Three.", 15, ["One. Two.", "Three."]),
+    ("It costs $3.50. Dr. Lee agreed to it.", 24, ["It costs $3.50.", "Dr. Lee agreed to it."]),
+    ("See v1.2.3 at www.abc.com. It is new.", 30, ["See v1.2.3 at www.abc.com.", "It is new."]),
+    ("J. R. R. Tolkien, i.e. he wrote it.", 24, ["J. R. R. Tolkien,", "i.e. he wrote it."]),
+    ("Well... that is it, more or less.", 20, ["Well... that is it,", "more or less."]),
+    ('"Go now. I stay," he said. She went.', 27, ['"Go now. I stay," he said.', "She went."]),
+    ('He said "stop." Then he left.', 20, ['He said "stop."', "Then he left."]),
+    ('"Stop it now!" he said, and left.', 26, ['"Stop it now!" he said,', "and left."]),
+    ("« Bonjour. » Il part. Où va-t-il ?", 22, ["« Bonjour. » Il part.", "Où va-t-il ?"]),
+    ("<strong>Go. Now.</strong> Then wait, please.", 34, ["<strong>Go. Now.</strong>", "Then wait, please."]),
+    ("It has 10 000 rows and 2 more", 12, ["It has", "10 000 rows", "and 2 more"]),
+    (f"{Z}。{Z}。{Z}。", 22, [f"{Z}。{Z}。", f"{Z}。"]),
+    (f"他说：“走吧。”{Z}", 16, ["他说：“走吧。”", Z]),
+    (f"{Z}，{Z}{Z}", 22, [f"{Z}，", Z + Z]),
+    (Z * 3, 12, [Z + Z[:2], Z[2:] + Z[:4], Z[4:]]),
+    ("[j][ǐ]予好评。" * 2, 11, ["[j][ǐ]予好评。"] * 2),
+    ("รถไฟฟ้า" * 2, 7, ["รถไฟฟ้า"] * 2), ("ラーメン" * 2, 5, ["ラーメン"] * 2),
+    ("a" * 25, 10, ["a" * 10, "a" * 10, "a" * 5]),
+    ("Total: 1234567890123", 15, ["Total:", "1234567890123"]),
+    ("12345678901234", 5, ["12345", "67890", "1234"]),
+    ("[a tag of more than ten]", 10, ["[a tag of more than ten]"]),
+    ("[laughter]\u200d[quick_breath]", 24, ["[laughter]\u200d", "[quick_breath]"]),
+    # Signs go with what is spoken, or are left out where they have no room.
+    ("Yes. -- No.", 7, ["Yes.", "-- No."]), ("(((12345", 6, ["12345"]), ("12345)))", 6, ["12345)"]),
+    ("Hello. " + "-" * 99 + " Bye.", 12, ["Hello.", "Bye."]),
+])
+def test_places_of_cuts(text, limit, pieces):
+    assert split(text, limit, len) == pieces
+
+
+@pytest.mark.parametrize("text, pieces", [
+    ("Hello.\nBye.", ["Hello.", "Bye."]), ("Hello.  \n  Bye.", ["Hello.", "Bye."]),
+    ("“Hello.”\nBye.", ["“Hello.”", "Bye."]), ("你好。\n再见。", ["你好。", "再见。"]),
+    ("Hello\n\nBye", ["Hello", "Bye"]), ("\n\nHello\n", ["Hello"]),
+    ("lines of a letter\nthat was wrapped", ["lines of a letter that was wrapped"]),
+    ("Dear Dr.\nLee", ["Dear Dr. Lee"]),
+    ("被折断的\n句子", ["被折断的句子"]), ("１\n２", ["１ ２"]), ("한국\n말", ["한국 말"]),
+])
+def test_lines(text, pieces):
+    assert split(text, 99, len) == pieces
+
+
+def test_lines_without_a_letter_are_no_pieces():
+    """A row of dashes between two lines became a piece of its own, and with it the whole job died, or it hummed."""
+    pieces = split("\n".join(["Hello.", "-----", "(￣▽￣)", "❤\ufe0f", "Bye."]), 80, len)
+    assert len(pieces) == 2 and pieces[0] == "Hello." and pieces[1].endswith("Bye.")
+
+
+def test_a_measure_may_count_more_for_less():
+    """Ids of a tokenizer do: "ab" can be one where "a" is two."""
+    assert split("aabb", 3, lambda text: {"aabb": 3, "aab": 9, "aa": 9, "a": 9}.get(text, 1)) == ["aabb"]
+    odd = split("one two three four", 3, lambda text: 4 - len(text) % 4)
+    assert missing(odd, "one two three four") == "" and all(4 - len(piece) % 4 <= 3 for piece in odd)
+
+
+def test_limit_of_nothing():
+    with pytest.raises(ValueError, match="limit: 0 is not possible; give 1 or more"):
+        split("a", 0, len)
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("a", True), ("1", True), ("²", True), ("好", True), ("ो", False), ("", False), (" ", False),
+    ("❤\ufe0f", False), ("…!?", False),
+])
+def test_speakable(text, expected):
+    assert speakable(text) == expected
+
+
+@pytest.mark.parametrize("unit", [
+    "a", "word ", "一", "Hello there. ", "1.", "-", "[", "(a. ", "\n", "a\u0301", "\u0301", ". ", "a.\n", '"a." ',
+    "<a>", "1", "«", "。\n",
+])
+def test_a_book_is_split_in_linear_time(unit):
+    start = time.process_time()
+    split("a" + unit * (100_000 // len(unit)) + "a", 80, len)
+    assert time.process_time() - start < 2
