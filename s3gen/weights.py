@@ -137,8 +137,9 @@ def build(
         tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
         if config is None:
             config = measure(shapes_of(state), source)
-        check_names(_expected(config, parts), shapes_of(tensors), source, "S3Gen")
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
+        expected = shapes_of(module.state_dict()) if operations is UNFILLED else _expected(config, parts)
+        check_names(expected, shapes_of(tensors), source, "S3Gen")
         return fill(module, tensors, lambda name: dtype if name.startswith(ESTIMATOR) else torch.float32, source)
 
 
