@@ -57,7 +57,6 @@ def _is_emoji(character: str) -> bool:
     return character == "\ufe0f" or (character != "" and unicodedata.category(character) in ("So", "Sk"))
 
 
-
 # How good a place is for a cut, worst first: within a number or a heap of accents, within a word, anywhere too
 # early in a piece, between words that are written without blanks ...
 INSIDE, LETTER, EARLY, IDEOGRAPH, BLANK, COMMA, CLAUSE, SENTENCE = range(8)
@@ -96,6 +95,11 @@ _ABBREVIATIONS = frozenset(
 def speakable(text: str) -> bool:
     """Whether there is a letter or a digit in it, of any script."""
     return any(unicodedata.category(character)[0] in "LN" for character in text)
+
+
+def closed(text: str) -> bool:
+    """Whether a mark ends it, be it a comma; quotes and brackets after the mark do not count."""
+    return text.rstrip("".join(_CLOSING) + " ")[-1:] in _MARKS
 
 
 def split(text: str, limit: int, measure: Callable[[str], int]) -> list[str]:
