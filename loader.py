@@ -156,15 +156,14 @@ class SpeechModel:
     The parts that speak are loaded with it; those that read recordings when first needed.
     """
 
-    def __init__(self, family: Family, open_source: Callable[[], Checkpoint], source: str,
+    def __init__(self, family: Family, checkpoint: Checkpoint, reopen: Callable[[], Checkpoint], source: str,
                  dtype: torch.dtype, device: torch.device):
         self.family, self.source, self.dtype, self.device = family, source, dtype, device
-        self._open = open_source
-        checkpoint = open_source()
+        self._reopen = reopen
         self.config = family.measure(checkpoint.shapes, source)
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}
         self._voices: OrderedDict[str, dict] = OrderedDict()
-        self._patcher(next(iter(family.parts)))
+        self._add(next(iter(family.parts)), checkpoint)
 
     @property
     def patcher(self):
@@ -181,17 +180,20 @@ class SpeechModel:
 
     def _patcher(self, part: str):
         if part not in self._patchers:
-            prefixes = tuple(f"{name}." for name in self.family.parts[part])
-            # Weights made in ComfyUI's inference mode could not be used outside it.
-            with torch.inference_mode(False):
-                tensors = self._open().read(lambda name: name.startswith(prefixes))
-                module = self.family.build(
-                    tensors, operations=comfy.ops.disable_weight_init, dtype=self.dtype,
-                    parts=self.family.parts[part], config=self.config, source=self.source)
-            comfy.model_management.archive_model_dtypes(module)
-            self._patchers[part] = comfy.model_patcher.CoreModelPatcher(
-                module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
+            self._add(part, self._reopen())
         return self._patchers[part]
+
+    def _add(self, part: str, checkpoint: Checkpoint) -> None:
+        prefixes = tuple(f"{name}." for name in self.family.parts[part])
+        # Weights made in ComfyUI's inference mode could not be used outside it.
+        with torch.inference_mode(False):
+            tensors = checkpoint.read(lambda name: name.startswith(prefixes))
+            module = self.family.build(
+                tensors, operations=comfy.ops.disable_weight_init, dtype=self.dtype,
+                parts=self.family.parts[part], config=self.config, source=self.source)
+        comfy.model_management.archive_model_dtypes(module)
+        self._patchers[part] = comfy.model_patcher.CoreModelPatcher(
+            module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
 
     @contextmanager
     def loaded(self, part: str, working_bytes: int) -> Iterator[torch.nn.Module]:
@@ -219,15 +221,16 @@ def load(name: str, precision: str = "auto", device: str = "auto", download: boo
          on_progress: Callable[[int, int], None] = hub.unwatched) -> SpeechModel:
     """Load the checkpoint of that name in models/tts, which ``find_checkpoint`` fetches if it may."""
     path = find_checkpoint(name, download, on_progress)
-    family = identify(set(open_checkpoint(path).shapes), str(path))
     before = stamp(name)
+    checkpoint = open_checkpoint(path)
+    family = identify(set(checkpoint.shapes), str(path))
 
-    def open_source() -> Checkpoint:
+    def reopen() -> Checkpoint:
         if stamp(name) != before:
             raise ValueError(f"{path}: the file has changed or gone since it was loaded; queue the loader again.")
         return open_checkpoint(path)
 
-    return SpeechModel(family, open_source, str(path), _dtype(family, precision), _device(device))
+    return SpeechModel(family, checkpoint, reopen, str(path), _dtype(family, precision), _device(device))
 
 
 def load_demo(title: str, precision: str = "auto", device: str = "auto") -> SpeechModel:
@@ -247,8 +250,9 @@ def load_demo(title: str, precision: str = "auto", device: str = "auto") -> Spee
         return open_checkpoint(path)
 
     logger.warning("Demo weights are random: what they say is noise, of the right length.")
-    family = identify(set(open_source().shapes), title)
-    return SpeechModel(family, open_source, f"Demo {title}", _dtype(family, precision), _device(device))
+    checkpoint = open_source()
+    family = identify(set(checkpoint.shapes), title)
+    return SpeechModel(family, checkpoint, open_source, f"Demo {title}", _dtype(family, precision), _device(device))
 
 
 def demo_titles() -> list[str]:

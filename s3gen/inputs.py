@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..audio import MAX_RATE_HZ, MIN_RATE_HZ
 from .encoder import UPSAMPLING
 
-MIN_RATE_HZ, MAX_RATE_HZ = 2_000, 768_000       # as at the nodes' door for audio
 VOICE_KEYS = ("prompt_token", "prompt_token_len", "prompt_feat", "embedding")
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.vocabulary import demo, published
+from kit.vocabulary import demo
 from speechwright.cosyvoice3.demo import demo_config, random_state
 from speechwright.cosyvoice3.generate import SamplingOptions, decode, limits
 from speechwright.cosyvoice3.lm import SpeechLM
@@ -41,16 +41,6 @@ USER_TEXTS = st.lists(st.one_of(
     st.text(max_size=6), st.sampled_from(SPELLED_CONTROL), st.sampled_from(ADDED[3]), st.just(SYSTEM),
     st.just(f"{SYSTEM}<|endofprompt|>"), st.sampled_from(["好", "word", " ", "\n", ". ", "<|", "|>"]),
 ), max_size=6).map("".join)
-
-
-@pytest.fixture(scope="module")
-def version2(comfyui_folder):
-    return published(comfyui_folder, 2)
-
-
-@pytest.fixture(scope="module")
-def version3(comfyui_folder):
-    return published(comfyui_folder, 3)
 
 
 # Layout

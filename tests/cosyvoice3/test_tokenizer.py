@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.vocabulary import demo, published, vocabulary_folder
+from kit.vocabulary import demo, vocabulary_folder
 from speechwright.cosyvoice3 import tokenizer
 from speechwright.cosyvoice3.tokenizer import ADDED, CONTROL, SPELLED_CONTROL, VECTORS, VOCABULARY, load
 
@@ -23,16 +23,6 @@ TEXTS = st.lists(st.one_of(
     st.text(max_size=8), st.sampled_from(SPELLED_CONTROL), st.sampled_from(ADDED[3]),
     st.sampled_from(["<|", "|>", "endofprompt", "<|object_ref_start|>", "[", "]", " ", "\n", "e\u0301", "你好", "Ġ"]),
 ), max_size=8).map("".join)
-
-
-@pytest.fixture(scope="module")
-def version2(comfyui_folder):
-    return published(comfyui_folder, 2)
-
-
-@pytest.fixture(scope="module")
-def version3(comfyui_folder):
-    return published(comfyui_folder, 3)
 
 
 # Ids
