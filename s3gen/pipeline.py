@@ -31,7 +31,7 @@ SEAM_FRAMES = 8             # over which one window's mel fades into the next
 TRIM_FROM_SECONDS = 8.0     # where the end of a long reference is looked for
 STILL_MS = 20               # how long the stillest stretch is, at which it is cut
 
-# Measured on the full-size model, and rounded up.
+# Reckoned from the tensors of the full-size model that are alive at once, with room to spare; not measured.
 READING_BYTES = 512 * 2**20     # of a window of 30 s in the tokenizer
 SCORE_BYTES = 200               # of the encoder's attention, for each pair of frames
 FRAME_BYTES = 100_000           # of the estimator, for each frame
