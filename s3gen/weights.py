@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
 from ..hub import Published
+from ..weight_norm import fold, folded_name, folded_shapes, unfolded_shapes
 from .config import S3GenConfig
 from .model import PARTS, S3Token2Wav
 
@@ -39,8 +40,6 @@ PUBLISHED = {
         "4a46190f3dccc2230fbb3488a930bccc925862ee68f2662433dfcfe93ce6c2cb", "MIT"),
 }
 
-_MAGNITUDE = re.compile(r"\.(?:parametrizations\.weight\.original0|weight_g)$")
-_DIRECTION = re.compile(r"\.(?:parametrizations\.weight\.original1|weight_v)$")
 _UNUSED = re.compile(r"\.num_batches_tracked$|^tokenizer\.(?:_mel_filters|window)$")
 # Convolutions (C', C, taps) that are two-dimensional ones (C', C, 1, taps) here.
 _LINE = re.compile(
@@ -55,23 +54,17 @@ _NORMED = re.compile(
 
 def own_name(published: str) -> str | None:
     """The name in our modules, or None for a tensor that inference does not read."""
-    if _UNUSED.search(published):
-        return None
-    return _DIRECTION.sub(".weight", _MAGNITUDE.sub(".weight", published))
+    return None if _UNUSED.search(published) else folded_name(published)
 
 
 def own_shapes(published: Shapes) -> dict[str, tuple[int, ...]]:
     """Shapes by our names; a folded weight has the shape of its direction."""
-    shapes = {}
-    for name, shape in published.items():
-        if own_name(name) is None or _MAGNITUDE.search(name):
-            continue
-        own = own_name(name)
-        if _LINE.match(own) and len(shape) == 3:
-            shape = (shape[0], shape[1], 1, shape[2])
-        elif _POINT.match(own) and tuple(shape[2:]) == (1,):
-            shape = shape[:2]
-        shapes[own] = tuple(shape)
+    shapes = folded_shapes({name: shape for name, shape in published.items() if own_name(name)})
+    for name, shape in shapes.items():
+        if _LINE.match(name) and len(shape) == 3:
+            shapes[name] = (shape[0], shape[1], 1, shape[2])
+        elif _POINT.match(name) and shape[2:] == (1,):
+            shapes[name] = shape[:2]
     return shapes
 
 
@@ -83,9 +76,7 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
         if _LINE.match(name):
             shape = (shape[0], shape[1], shape[3])
         if _NORMED.match(name):
-            stem = name.removesuffix("weight") + "parametrizations.weight.original"
-            shapes[stem + "0"] = (shape[0], *[1] * (len(shape) - 1))
-            shapes[stem + "1"] = shape
+            shapes.update(unfolded_shapes(name, shape))
             continue
         shapes[name] = (*shape, 1) if _POINT.match(name) else shape
         if name.endswith(".running_var"):
@@ -96,26 +87,14 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
 
 
 def adopt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by our names: weight norm folded, g v / |v| with the norm over all but the first axis."""
-    magnitudes = {own_name(name): tensor for name, tensor in state.items() if _MAGNITUDE.search(name)}
-    folded: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        own = own_name(name)
-        if own is None or _MAGNITUDE.search(name):
-            continue
-        if _DIRECTION.search(name):
-            if own not in magnitudes:
-                raise ValueError(f"{name}: weight norm has a direction but no magnitude.")
-            v, g = tensor.float(), magnitudes.pop(own).float()
-            tensor = v * (g / v.flatten(1).norm(dim=1).view_as(g))
-        if _LINE.match(own) and tensor.ndim == 3:
-            tensor = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
-        elif _POINT.match(own) and tuple(tensor.shape[2:]) == (1,):
-            tensor = tensor[:, :, 0]
-        folded[own] = tensor
-    if magnitudes:
-        raise ValueError(f"{min(magnitudes)}: weight norm has a magnitude but no direction.")
-    return folded
+    """Tensors by our names, weight norm folded, each in the layout that its module computes in."""
+    tensors = fold({name: tensor for name, tensor in state.items() if own_name(name)})
+    for name, tensor in tensors.items():
+        if _LINE.match(name) and tensor.ndim == 3:
+            tensors[name] = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
+        elif _POINT.match(name) and tuple(tensor.shape[2:]) == (1,):
+            tensors[name] = tensor[:, :, 0]
+    return tensors
 
 
 def build(
