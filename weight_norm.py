@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from .assembly import Shapes
@@ -32,11 +33,11 @@ def unfolded_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, .
     return {f"{stem}0": (shape[0], *[1] * (len(shape) - 1)), f"{stem}1": tuple(shape)}
 
 
-def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by folded names, the folded ones new and float32, all others as they are.
+def fold(state: Mapping[str, Tensor], source: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Tensors by folded names, the folded ones new and in ``dtype``, all others as they are.
 
-    ``ValueError`` for a magnitude without its direction, the reverse, two that do not fit, or a weight that is
-    there twice.
+    ``ValueError``, which names ``source``, for a magnitude without its direction, the reverse, two that do
+    not fit, or a weight that is there twice.
     """
     magnitudes = {name: tensor for name, tensor in state.items() if _MAGNITUDE.search(name)}
     by_weight = {folded_name(name): name for name in magnitudes}
@@ -46,15 +47,15 @@ def fold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         weight = folded_name(name)
         if weight in folded:
-            raise ValueError(f"{weight}: the weight is there twice, the second time as {name}.")
+            raise ValueError(f"{source}: {weight}: the weight is there twice, the second time as {name}.")
         if _DIRECTION.search(name):
             if weight not in by_weight:
-                raise ValueError(f"{name}: weight norm has a direction but no magnitude.")
+                raise ValueError(f"{source}: {name}: weight norm has a direction but no magnitude.")
             magnitude = by_weight.pop(weight)
-            tensor = _scaled(tensor.float(), magnitudes[magnitude].float(), magnitude)
+            tensor = _scaled(tensor.to(dtype), magnitudes[magnitude].to(dtype), f"{source}: {magnitude}")
         folded[weight] = tensor
     if by_weight:
-        raise ValueError(f"{min(by_weight.values())}: weight norm has a magnitude but no direction.")
+        raise ValueError(f"{source}: {min(by_weight.values())}: weight norm has a magnitude but no direction.")
     return folded
 
 

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..assembly import Shapes
 from .config import EncoderConfig, EstimatorConfig, S3GenConfig, SpeakerConfig, TokenizerConfig, VocoderConfig
 from .model import S3Token2Wav
 from .weights import published_shapes
@@ -31,16 +32,20 @@ def demo_config(meanflow: bool = False) -> S3GenConfig:
 
 def random_state(config: S3GenConfig, seed: int = SEED) -> dict[str, Tensor]:
     """A state dict by the published names whose activations stay near 1 and whose pitch is a voice's."""
+    return random_tensors(published_shapes(S3Token2Wav(config.estimator.meanflow, config, device="meta")), seed)
+
+
+def random_tensors(shapes: Shapes, seed: int) -> dict[str, Tensor]:
+    """Weights of these names, each drawn by what its name says that it is."""
     rng = torch.Generator("cpu").manual_seed(seed)
-    module = S3Token2Wav(config.estimator.meanflow, config, device="meta")
     state = {}
-    for name, shape in published_shapes(module).items():
+    for name, shape in shapes.items():
         normal = torch.randn(shape, generator=rng, dtype=torch.float32, device="cpu")
         if name.endswith("num_batches_tracked"):
             state[name] = torch.zeros(shape, dtype=torch.int64, device="cpu")
         elif name.endswith(("running_var", "alpha")):
             state[name] = 1 + 0.2 * normal.abs()
-        elif name == "mel2wav.f0_predictor.classifier.bias":
+        elif name.endswith("f0_predictor.classifier.bias"):
             state[name] = torch.full_like(normal, PITCH_HZ)
         elif name.endswith("classifier.weight"):
             state[name] = normal * PITCH_HZ / math.sqrt(shape[-1])

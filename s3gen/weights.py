@@ -47,8 +47,9 @@ _LINE = re.compile(
     r"|flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2))\.weight$")
 # Convolutions (C', C, 1) that are linear layers (C', C) here.
 _POINT = re.compile(r"^flow\.decoder\.estimator\.(?:.*\.res_conv|final_proj)\.weight$")
-_NORMED = re.compile(
-    r"^mel2wav\.(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
+# Weights that files hold as weight norm; of the vocoder, whose file may be one of its own.
+NORMED = re.compile(
+    r"^(?:mel2wav\.)?(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
     r"|f0_predictor\.condnet\.\d+)\.weight$")
 
 
@@ -75,7 +76,7 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
         shape = tuple(tensor.shape)
         if _LINE.match(name):
             shape = (shape[0], shape[1], shape[3])
-        if _NORMED.match(name):
+        if NORMED.match(name):
             shapes.update(unfolded_shapes(name, shape))
             continue
         shapes[name] = (*shape, 1) if _POINT.match(name) else shape
@@ -86,9 +87,9 @@ def published_shapes(module: S3Token2Wav) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def adopt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def adopt(state: Mapping[str, Tensor], source: str = "state") -> dict[str, Tensor]:
     """Tensors by our names, weight norm folded, each in the layout that its module computes in."""
-    tensors = fold({name: tensor for name, tensor in state.items() if own_name(name)})
+    tensors = fold({name: tensor for name, tensor in state.items() if own_name(name)}, source)
     for name, tensor in tensors.items():
         if _LINE.match(name) and tensor.ndim == 3:
             tensors[name] = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
@@ -113,7 +114,7 @@ def build(
     # Weights made in inference mode could not be used outside it.
     with torch.inference_mode(False):
         wanted = tuple(f"{part}." for part in parts)
-        tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)})
+        tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)}, source)
         if config is None:
             config = measure(shapes_of(state), source)
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)

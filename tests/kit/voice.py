@@ -1,4 +1,4 @@
-"""Golden data of what reads a voice for CosyVoice3: tiny modules with random weights, and what they give."""
+"""Golden data of what reads and makes a voice for CosyVoice3: tiny modules with random weights, and what they give."""
 from __future__ import annotations
 
 import json
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "golden" / "cosyvoice3"
 @lru_cache(maxsize=2)
 @torch.inference_mode(False)     # whoever asks first
 def golden(file: str) -> dict[str, Tensor]:
-    """``tokenizer_v3`` or ``campplus``: of case N ``N.in.NAME`` and ``N.out.NAME``. Not to be changed."""
+    """``tokenizer_v3``, ``campplus`` or ``vocoder``: of case N ``N.in.NAME`` and ``N.out.NAME``. Not to be changed."""
     return {name: tensor for name, tensor in load_file(FOLDER / f"{file}.safetensors").items() if name[:2] != "w."}
 
 
