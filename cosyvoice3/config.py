@@ -1,7 +1,7 @@
-"""Sizes and ids of CosyVoice's language models, version 2 and 3, measured from the shapes of a checkpoint.
+"""Sizes and ids of CosyVoice's language models, version 2 and 3, and of the flow of version 3, measured from shapes.
 
-The defaults are those of the published models, whose decoder is Qwen2's of 0.5 billion parameters. What no
-shape tells (the width of a head, the base of the rotary positions, the norms' epsilon) is the same in both.
+The defaults are those of the published models, whose language model is Qwen2's of 0.5 billion parameters. What no
+shape tells (the width of a head, the base of the rotary positions, the norms' epsilon) is the same in all.
 """
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ..s3gen.config import count
 HEAD_WIDTH = 64     # channels of one attention head
 LAYERS = "llm.model.model.layers."
 TEXT_TABLE = "llm.model.model.embed_tokens.weight"
+FLOW_ESTIMATOR = "decoder.estimator."
+FLOW_LAYERS = f"{FLOW_ESTIMATOR}transformer_blocks."
 CONTROL_TABLE = "llm_embedding.weight"      # in version 2 alone
 
 
@@ -82,4 +84,46 @@ class LMConfig:
             kv_heads=kv_inner // HEAD_WIDTH,
             hidden=shapes[f"{first}mlp.gate_proj.weight"][0],
             text_rows=shapes[TEXT_TABLE][0],
+        )
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """Sizes of the mel flow of CosyVoice3."""
+
+    vocabulary: int = 6561          # V, rows of the token table
+    mels: int = 80                  # M, which is also the width of a token's embedding
+    speaker: int = 192              # D of the speaker embedding
+    lookahead_width: int = 1024     # C between the two convolutions over tokens
+    width: int = 1024               # D of the transformer
+    layers: int = 22
+    heads: int = 16                 # H
+    hidden: int = 2048              # width of the feed-forward
+    time_channels: int = 256        # sinusoids of a time
+    position_taps: int = 31         # frames that each convolution for positions sees
+    position_groups: int = 16
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> FlowConfig:
+        """Read the sizes off ``name -> shape``; ``KeyError`` names what is missing, ``ValueError`` what is odd."""
+        vocabulary, mels = shapes["input_embedding.weight"]
+        first = f"{FLOW_LAYERS}0."
+        inner, width = shapes[f"{first}attn.to_q.weight"]
+        if inner != width or width % HEAD_WIDTH:
+            raise ValueError(f"heads of {HEAD_WIDTH} channels that make up the width, and found {inner} and {width}")
+        _, group, taps = shapes[f"{FLOW_ESTIMATOR}input_embed.conv_pos_embed.conv1.0.weight"]
+        if not group or width % group:
+            raise ValueError(f"groups that make up the width, {width}, and found some of {group} channels")
+        return cls(
+            vocabulary=vocabulary,
+            mels=mels,
+            speaker=shapes["spk_embed_affine_layer.weight"][1],
+            lookahead_width=shapes["pre_lookahead_layer.conv1.weight"][0],
+            width=width,
+            layers=count(shapes, FLOW_LAYERS),
+            heads=width // HEAD_WIDTH,
+            hidden=shapes[f"{first}ff.ff.0.0.weight"][0],
+            time_channels=shapes[f"{FLOW_ESTIMATOR}time_embed.time_mlp.0.weight"][1],
+            position_taps=taps,
+            position_groups=width // group,
         )

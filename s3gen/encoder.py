@@ -116,11 +116,10 @@ class InputLayer(nn.Module):
 class PreLookahead(nn.Module):
     """Each frame sees the next three, then the last two."""
 
-    def __init__(self, config: EncoderConfig, operations, device=None, dtype=None):
+    def __init__(self, width: int, hidden: int, operations, device=None, dtype=None):
         super().__init__()
-        width = config.width
-        self.conv1 = operations.Conv1d(width, width, LOOKAHEAD_TOKENS + 1, device=device, dtype=dtype)
-        self.conv2 = operations.Conv1d(width, width, 3, device=device, dtype=dtype)
+        self.conv1 = operations.Conv1d(width, hidden, LOOKAHEAD_TOKENS + 1, device=device, dtype=dtype)
+        self.conv2 = operations.Conv1d(hidden, width, 3, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, F, D) -> (B, F, D)"""
@@ -149,7 +148,7 @@ class UpsampleConformer(nn.Module):
     def __init__(self, config: EncoderConfig, operations=nn, device=None, dtype=None):
         super().__init__()
         self.embed = InputLayer(config, operations, device, dtype)
-        self.pre_lookahead_layer = PreLookahead(config, operations, device, dtype)
+        self.pre_lookahead_layer = PreLookahead(config.width, config.width, operations, device, dtype)
         self.encoders = nn.ModuleList(
             ConformerLayer(config, operations, device, dtype) for _ in range(config.layers))
         self.up_layer = Upsample(config, operations, device, dtype)

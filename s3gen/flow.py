@@ -8,6 +8,7 @@ causal, so a padded frame can reach a real one through attention alone, where it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,10 @@ from .config import HEAD_WIDTH, EstimatorConfig, S3GenConfig
 from .encoder import LOOKAHEAD_TOKENS, UPSAMPLING, UpsampleConformer
 
 TAPS = 3    # frames that a convolution of the estimator sees
+
+Voice = tuple[Tensor, Tensor, Tensor]   # as ``inputs.voices`` gives: ids (L,), mel (F, M), embedding (D,)
+# (x (B, F, M), one step's row of the embedded times) -> (B, F, M), or (2 B, F, M) with guidance
+Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 def mish(x: Tensor) -> Tensor:
@@ -213,13 +218,24 @@ class Estimator(nn.Module):
         x = self.final_block(causal(self.up_blocks[0][2], x))
         return self.final_proj(x).float()               # (B, F, M)
 
+    def under(self, condition: Condition, guided: bool) -> Velocity:
+        """The velocity under a condition; ``guided``: of each row, and then of each without any condition."""
+        rows, frames, mels = condition.mu.shape
+        copies = 2 if guided else 1
+        inputs = condition.mu.new_zeros(copies * rows, frames, 4 * mels)
+        inputs[:rows, :, mels : 2 * mels] = condition.mu
+        inputs[:rows, :, 2 * mels : 3 * mels] = condition.speaker[:, None]
+        inputs[:rows, :, 3 * mels :] = condition.prompt
+        valid, padding = condition.valid(), None
+        if valid is not None:
+            padding = torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, float("-inf"))[:, None, None]
+            padding = padding.repeat(copies, 1, 1, 1)
 
-class Decoder(nn.Module):
-    """Holds the estimator under its published name; the solver is ``generate.solve``."""
+        def velocity(x: Tensor, time: Tensor) -> Tensor:
+            inputs.unflatten(0, (copies, rows))[..., :mels] = x
+            return self(inputs, time, padding)
 
-    def __init__(self, config: EstimatorConfig, operations=nn, device=None, dtype=None):
-        super().__init__()
-        self.estimator = Estimator(config, operations, device, dtype)
+        return velocity
 
 
 @dataclass(frozen=True)
@@ -231,23 +247,43 @@ class Condition:
     prompt: Tensor          # (B, F, M), the voice's mel, then zeros
     frames: list[int]       # of each row, prompt included; the rest is padding
     prompt_frames: list[int]
+    block_frames: int | None = None     # blocks that see no later one, for estimators that know them; None: all see all
+
+    def valid(self) -> Tensor | None:
+        """bool (B, F), true at real frames; None where there are no others"""
+        return real(self.frames, self.mu.device)
 
 
-class Flow(nn.Module):
-    """Embeddings, encoder and estimator of the mel flow. float32 but for the estimator."""
+def real(lengths: list[int], device: torch.device) -> Tensor | None:
+    """bool (B, longest), true before the end of each row; None where all are equally long"""
+    if min(lengths) == max(lengths):
+        return None
+    return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
 
-    def __init__(self, config: S3GenConfig, operations=nn, device=None, dtype=None):
+
+class TokenFlow(nn.Module):
+    """Embeds tokens and speakers, and lays out what the estimator is to see. float32 but for the estimator.
+
+    A kind of flow adds ``read``, its way from tokens to mu, and ``decoder.estimator``, which
+    ``generate.solve`` asks for the velocity.
+    """
+
+    def __init__(self, vocabulary: int, width: int, speaker: int, mels: int, operations, device=None):
         super().__init__()
-        mels = config.estimator.mels
-        self.vocabulary = config.vocabulary
-        self.input_embedding = operations.Embedding(
-            config.vocabulary, config.encoder.width, device=device, dtype=torch.float32)
-        self.spk_embed_affine_layer = operations.Linear(
-            config.speaker.embedding, mels, device=device, dtype=torch.float32)
-        self.encoder = UpsampleConformer(config.encoder, operations, device, torch.float32)
-        self.encoder_proj = operations.Linear(
-            config.encoder.width, mels, device=device, dtype=torch.float32)
-        self.decoder = Decoder(config.estimator, operations, device, dtype)
+        self.vocabulary = vocabulary
+        factory = {"device": device, "dtype": torch.float32}
+        self.input_embedding = operations.Embedding(vocabulary, width, **factory)
+        self.spk_embed_affine_layer = operations.Linear(speaker, mels, **factory)
+
+    def read(self, embedded: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L, D) and, where rows are padded, bool (B, L) -> (B, 2L, M)"""
+        raise NotImplementedError
+
+    def lay_out(self, rows: list[Tensor], voices: list[Voice], finalize: bool, device: torch.device) -> Condition:
+        """``condition`` of rows of ids (N_i,), each behind the prompt of its voice."""
+        return self.condition(
+            [torch.cat((prompt, row)).to(device) for (prompt, _, _), row in zip(voices, rows)],
+            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
 
     def condition(self, ids: list[Tensor], prompt_mel: list[Tensor], embedding: Tensor, finalize: bool) -> Condition:
         """Lay out B utterances.
@@ -259,10 +295,7 @@ class Flow(nn.Module):
         lengths = [len(row) for row in ids]
         longest = max(lengths)
         padded = torch.stack([F.pad(row, (0, longest - len(row))) for row in ids])      # (B, L)
-        valid = None
-        if min(lengths) != longest:
-            valid = torch.arange(longest, device=padded.device) < torch.tensor(lengths, device=padded.device)[:, None]
-        mu = self.encoder_proj(self.encoder(self.input_embedding(padded), valid))       # (B, 2L, M)
+        mu = self.read(self.input_embedding(padded), real(lengths, padded.device))      # (B, 2L, M)
         held = 0 if finalize else LOOKAHEAD_TOKENS
         mu = mu[:, : UPSAMPLING * (longest - held)]                                     # (B, F, M)
         prompt = torch.zeros_like(mu)
@@ -275,3 +308,18 @@ class Flow(nn.Module):
             frames=[UPSAMPLING * (length - held) for length in lengths],
             prompt_frames=[len(mel) for mel in prompt_mel],
         )
+
+
+class Flow(TokenFlow):
+    """Embeddings, encoder and estimator of the mel flow."""
+
+    def __init__(self, config: S3GenConfig, operations=nn, device=None, dtype=None):
+        width, mels = config.encoder.width, config.estimator.mels
+        super().__init__(config.vocabulary, width, config.speaker.embedding, mels, operations, device)
+        self.encoder = UpsampleConformer(config.encoder, operations, device, torch.float32)
+        self.encoder_proj = operations.Linear(width, mels, device=device, dtype=torch.float32)
+        self.decoder = nn.ModuleDict({"estimator": Estimator(config.estimator, operations, device, dtype)})
+
+    def read(self, embedded: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L, D) and, where rows are padded, bool (B, L) -> (B, 2L, M)"""
+        return self.encoder_proj(self.encoder(embedded, valid))

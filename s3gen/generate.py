@@ -7,10 +7,11 @@ https://arxiv.org/abs/2505.13447) was distilled to take long strides: a linear g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .flow import Condition, Estimator
 
@@ -42,11 +43,30 @@ def keep_freed_memory() -> None:
     torch.empty(LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8, device="cpu")
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """The times of a solver's steps, the same for every row and piece, and what an estimator makes of them."""
+
+    grid: Tensor        # (S + 1,) from 0 to 1
+    embedded: Tensor    # (S, ...)
+
+    @property
+    def steps(self) -> int:
+        return len(self.embedded)
+
+
+@torch.no_grad()
+def schedule(estimator: nn.Module, steps: int, device: torch.device) -> Schedule:
+    """Made once for as many pieces as there are."""
+    grid = time_grid(steps, estimator.meanflow).to(device)
+    return Schedule(grid, estimator.embed_time(grid[:-1], grid[1:]))
+
+
 def solve(
-    estimator: Estimator,
+    estimator: nn.Module,
     condition: Condition,
     z: Tensor,
-    steps: int,
+    schedule: Schedule,
     guidance: float = GUIDANCE,
     on_step: OnStep | None = None,
 ) -> Tensor:
@@ -57,33 +77,27 @@ def solve(
     """
     if z.device.type == "cpu":
         keep_freed_memory()
-    rows, frames, mels = z.shape
     guided = not estimator.meanflow and guidance != 0
-    grid = time_grid(steps, estimator.meanflow).to(z.device)
-    times = estimator.embed_time(grid[:-1], grid[1:])                                   # (S, time width)
-    padding = None
-    if min(condition.frames) != frames:
-        lengths = torch.tensor(condition.frames, device=z.device)[:, None]
-        padded = torch.arange(frames, device=z.device) >= lengths
-        padding = torch.zeros(padded.shape, device=z.device).masked_fill(padded, float("-inf"))[:, None, None]
-
-    # The conditional rows, then the unconditional ones, whose condition is zero throughout.
-    inputs = z.new_zeros(2 * rows if guided else rows, frames, 4 * mels)
-    inputs[:rows, :, mels : 2 * mels] = condition.mu
-    inputs[:rows, :, 2 * mels : 3 * mels] = condition.speaker[:, None]
-    inputs[:rows, :, 3 * mels :] = condition.prompt
-    if guided and padding is not None:
-        padding = padding.repeat(2, 1, 1, 1)
-
+    velocity = estimator.under(condition, guided)
     x = z
-    for step in range(steps):
-        inputs[:rows, :, :mels] = x
+    for step in range(schedule.steps):
+        found = velocity(x, schedule.embedded[step : step + 1])
         if guided:
-            inputs[rows:, :, :mels] = x
-        velocity = estimator(inputs, times[step : step + 1], padding)
-        if guided:
-            velocity = (1 + guidance) * velocity[:rows] - guidance * velocity[rows:]
-        x = x + (grid[step + 1] - grid[step]) * velocity
+            with_condition, without = found.chunk(2)
+            found = (1 + guidance) * with_condition - guidance * without
+        x = x + (schedule.grid[step + 1] - schedule.grid[step]) * found
         if on_step is not None:
-            on_step(step + 1, steps)
+            on_step(step + 1, schedule.steps)
     return x
+
+
+def mels(
+    estimator: nn.Module, condition: Condition, noise: Sequence[Tensor], schedule: Schedule,
+    guidance: float = GUIDANCE, on_step: OnStep | None = None,
+) -> list[Tensor]:
+    """The rows of a condition, each from its noise (M, F_i or more), computed together -> (F_i, M) without prompts."""
+    start = torch.zeros_like(condition.mu)                                              # (B, F, M)
+    for row, draw, frames in zip(start, noise, condition.frames):
+        row[:frames] = draw[:, :frames].T.to(row)
+    mel = solve(estimator, condition, start, schedule, guidance, on_step)
+    return [row[skip:end] for row, skip, end in zip(mel, condition.prompt_frames, condition.frames)]

@@ -115,14 +115,9 @@ class S3Token2Wav(nn.Module):
 
     def _flow(self, rows, voices, noise, finalize, steps, guidance, on_step, device) -> list[Tensor]:
         """Rows of ids, voices of ``_voices`` and noise (M, F_i) -> mels (2 N_i, M), computed together."""
-        condition = self.flow.condition(
-            [torch.cat((prompt, row)).to(device) for (prompt, _, _), row in zip(voices, rows)],
-            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
-        start = torch.zeros_like(condition.mu)                                          # (B, F, M)
-        for row, draw, frames in zip(start, noise, condition.frames):
-            row[:frames] = draw[:, :frames].T.to(device)
-        mel = generate.solve(self.flow.decoder.estimator, condition, start, steps, guidance, on_step)
-        return [row[skip:end] for row, skip, end in zip(mel, condition.prompt_frames, condition.frames)]
+        schedule = generate.schedule(self.flow.decoder.estimator, steps, device)
+        condition = self.flow.lay_out(rows, voices, finalize, device)
+        return generate.mels(self.flow.decoder.estimator, condition, noise, schedule, guidance, on_step)
 
     @torch.no_grad()
     def hift_inference(

@@ -1,15 +1,17 @@
-"""Sizes and ids of both versions, read off shapes."""
+"""Sizes and ids of both versions and of the flow, read off shapes."""
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
 
+from kit.flow import flow_manifest
 from kit.lm import llm_manifest
-from speechwright.cosyvoice3.config import IDS, LAYERS, LMConfig
+from speechwright.cosyvoice3.config import FLOW_LAYERS, IDS, LAYERS, FlowConfig, LMConfig
 
 QUERIES, KEYS = (f"{LAYERS}0.self_attn.{letter}_proj.weight" for letter in "qk")
 SPEECH = "speech_embedding.weight"
+POSITIONS = "decoder.estimator.input_embed.conv_pos_embed.conv1.0.weight"
 
 
 def without(name: str) -> dict:
@@ -53,3 +55,19 @@ def test_what_is_missing_is_named(name):
 def test_odd_shapes(changed, text):
     with pytest.raises(ValueError, match=text):
         LMConfig.from_shapes({**llm_manifest(), **changed})
+
+
+def test_published_shapes_give_the_default_sizes_of_the_flow():
+    config = FlowConfig.from_shapes(flow_manifest())
+    assert config == FlowConfig() and (config.heads, config.layers, config.position_groups) == (16, 22, 16)
+
+
+@pytest.mark.parametrize("changed, text", [
+    ({f"{FLOW_LAYERS}0.attn.to_q.weight": (1024, 512)}, "heads of 64 channels .* found 1024 and 512"),
+    ({f"{FLOW_LAYERS}0.attn.to_q.weight": (32, 32)}, "heads of 64 channels .* found 32 and 32"),
+    ({POSITIONS: (1024, 60, 31)}, "groups that make up the width, 1024, and found some of 60 channels"),
+    ({POSITIONS: (1024, 0, 31)}, "found some of 0 channels"),
+])
+def test_odd_shapes_of_the_flow(changed, text):
+    with pytest.raises(ValueError, match=text):
+        FlowConfig.from_shapes({**flow_manifest(), **changed})
