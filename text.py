@@ -2,7 +2,8 @@
 
 A long text is cut where a reader would pause: between sentences, else after other marks, else between words.
 A stop ends a sentence only before a blank, the end or a closing quote, so numbers, addresses and versions stay
-whole; after an abbreviation or before a small letter it does not. Wide stops need no blank.
+whole; after an abbreviation or a short number, as in ``5. Januar``, and before a small letter it does not. Wide
+stops need no blank. What stands in quotes, brackets or a span is cut only where no mark outside offers itself.
 """
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from functools import partial
 
 _LINE_END = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 
-# Characters that show nothing and say nothing: controls except tab and newline, soft hyphen, Arabic letter
-# mark, zero-width space, marks and brackets of writing direction, word joiner and invisible operators, byte
-# order mark, interlinear notes, blank Hangul fillers, tag characters, halves of surrogate pairs.
+# Characters that show nothing and say nothing: controls except tab and newline, soft hyphen, grapheme joiner,
+# Arabic letter mark, Mongolian vowel separator, zero-width space, marks and brackets of writing direction, word
+# joiner and invisible operators, byte order mark, interlinear notes and the place of an object that was not
+# copied, blank Hangul fillers, tag characters, halves of surrogate pairs.
 _INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\u3164\uffa0\ud800-\udfff\U000e0000-\U000e007f]")
+    "[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffc\u3164\uffa0\ud800-\udfff\U000e0000-\U000e007f]")
 
 _JOINER = re.compile("[\u200c\u200d]")      # zero-width non-joiner, zero-width joiner
 _ZWJ = "\u200d"
@@ -37,8 +39,8 @@ def clean(text: str) -> str:
 
 
 def fold_name(name: str) -> str:
-    """What two spellings of one name have in common: cleaned, trimmed, without case, in NFC."""
-    folded = unicodedata.normalize("NFD", clean(name).strip()).casefold()
+    """What two spellings of one name have in common: cleaned, trimmed, with single blanks, without case, in NFC."""
+    folded = unicodedata.normalize("NFD", " ".join(clean(name).split())).casefold()
     return unicodedata.normalize("NFC", folded)
 
 
@@ -58,8 +60,9 @@ def _is_emoji(character: str) -> bool:
 
 
 # How good a place is for a cut, worst first: within a number or a heap of accents, within a word, anywhere too
-# early in a piece, between words that are written without blanks ...
-INSIDE, LETTER, EARLY, IDEOGRAPH, BLANK, COMMA, CLAUSE, SENTENCE = range(8)
+# early in a piece, between words that are written without blanks or with them, after a mark within quotes or
+# brackets (three, for the three kinds of marks) ...
+INSIDE, LETTER, EARLY, IDEOGRAPH, BLANK, QUOTED, _, _, COMMA, CLAUSE, SENTENCE = range(11)
 
 LEAST_FILL = 0.3    # of a piece's room, before which a cut is early
 SHORT_TAIL = 0.1    # of it; a rest this short is avoided where another mark can be had
@@ -71,12 +74,13 @@ _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf
 _NOT_FIRST = frozenset("ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮー々")     # no word and no line begins with these
 
 # Marks and how good the place after them is; after a narrow one only with a blank, or at the end.
-_NARROW = {**dict.fromkeys(".!?‽؟", SENTENCE), **dict.fromkeys(";:–؛", CLAUSE), **dict.fromkeys(",،", COMMA)}
+_NARROW = {**dict.fromkeys(".!?‽⁇⁈⁉‼؟։", SENTENCE), **dict.fromkeys(";:–؛", CLAUSE), **dict.fromkeys(",،", COMMA)}
 _WIDE = {**dict.fromkeys("。！？．｡۔।॥።។", SENTENCE), **dict.fromkeys("；：—", CLAUSE),
          **dict.fromkeys("，、､…", COMMA)}
 _MARKS = _NARROW | _WIDE
 _PAIRS = dict(zip("(“„«‹「『（《〈【\"", ")”“»›」』）》〉】\""))
-_QUOTES = frozenset("\"'’")              # which open as well as close
+_QUOTES = frozenset("\"'’‘“”»«›‹")       # which open as well as close, some of them in other languages
+_OTHER_WAY = dict(zip("”»›", "”«‹"))     # how some languages use them; what then closes
 _CLOSING = frozenset(_PAIRS.values()) | _QUOTES
 
 _TAG = r"\[[^\[\]<>\n]{1,64}\]|<[^\[\]<>\n]{1,64}>"
@@ -86,10 +90,12 @@ _SIGN = re.compile(
     rf"(?P<tag>{_TAG})|{_NUMBER}|(?P<marks>[{re.escape(''.join(_MARKS))}]+)"
     rf"|[{re.escape(''.join(sorted(_CLOSING | _PAIRS.keys())))}]")
 _NEXT = re.compile(r"\s*")
+_ORDINAL = re.compile(r"(?<![\w.,:])\d{1,2}\.$")       # "5." is a date or an item of a list as often as an end
 
 _ABBREVIATIONS = frozenset(
     "mr mrs ms mx dr prof st sr jr vs etc no nos vol fig figs al cf ca approx dept gen col capt lt sgt rev hon mt inc "
-    "ltd co corp ave blvd rd bzw usw nr str hr fr evtl inkl mme mlle sra srta dra ej pág".split())
+    "ltd co corp ave blvd rd bzw usw nr str hr fr evtl inkl mme mlle sra srta dra ej pág "
+    "jan feb aug sept oct nov dec pp ed eds gov sen rep univ tel nº núm geb bd abs".split())
 
 
 def speakable(text: str) -> bool:
@@ -247,7 +253,9 @@ def _belongs(text: str, place: int) -> bool:
 def _between(text: str, end: int, start: int) -> int:
     """How good the place between two atoms is that no mark parts; the first ends at ``end``."""
     before, after, apart = text[end - 1], text[start], end < start
-    if after in _MARKS or (after in _CLOSING and not (apart and after in _QUOTES)) or before in _PAIRS and not apart:
+    if after in _MARKS or (after in _CLOSING and not (after in _QUOTES and _begins_word(text, start))):
+        return LETTER
+    if before in _PAIRS and not apart or before in "«‹" and text[max(0, end - 2)].isspace():
         return LETTER
     if apart and before.isdecimal() and after.isdecimal():
         return LETTER       # thousands, as many write them
@@ -258,39 +266,64 @@ def _between(text: str, end: int, start: int) -> int:
     return IDEOGRAPH if unspaced and may_begin else LETTER
 
 
+def _begins_word(text: str, place: int) -> bool:
+    """Whether the sign there stands after a blank, or first, and directly before something else."""
+    return not text[max(0, place - 1) : place].strip() and not text[place + 1 : place + 2].isspace()
+
+
 def _marked(text: str) -> dict[int, int]:
-    """Place after a mark, its closing quotes and its blanks -> how good it is. Within quotes no sentence ends."""
+    """Place after a mark, its closing quotes and its blanks -> how good it is, worse within quotes."""
     marked: dict[int, int] = {}
     awaited: list[str] = []         # what will close the quotes, brackets and spans that are open
     mark, end = None, 0             # the last marks in a row, and where what belongs to them ends
+    signs = list(_SIGN.finditer(text))
+    last = {sign[0]: sign.start() for sign in signs}
 
     def settle() -> None:
         place = _NEXT.match(text, end).end()
         if mark and (place > end or mark[0][-1] in _WIDE):
             rank = _rank(text, mark, place)
-            marked[place] = min(rank, CLAUSE) if awaited else rank
+            marked[place] = rank - COMMA + QUOTED if awaited and rank >= COMMA else rank
 
-    for match in _SIGN.finditer(text):
+    for match in signs:
         sign, near = match[0], text[end : match.start()]
         closes = bool(awaited) and sign == awaited[-1]
-        if not (mark and (closes or sign in _CLOSING) and (not near or sign in "»›" and near.isspace())):
+        closer = None if closes else _closer(text, match)
+        if not (mark and _belongs_to(mark[0], sign, near, closes, closer)):
             settle()
             mark = match if match["marks"] else None
         end = match.end()
         if closes:
             awaited.pop()
-        elif mark is None and sign in _PAIRS:
-            awaited.append(_PAIRS[sign])
-        elif match["tag"] and sign[0] == "<" and sign[1:-1].isalpha():
-            awaited.append(f"</{sign[1:]}")
+        elif mark is None and last.get(closer, 0) >= end:
+            awaited.append(closer)
     settle()
     return marked
+
+
+def _closer(text: str, match: re.Match) -> str | None:
+    """What closes the quote, bracket or span that is opened there; None for any other sign."""
+    sign = match[0]
+    if match["tag"]:
+        return f"</{sign[1:]}" if sign[0] == "<" and sign[1:-1].isalpha() else None
+    if sign in _OTHER_WAY and _begins_word(text, match.start()):
+        return _OTHER_WAY[sign]
+    return _PAIRS.get(sign)
+
+
+def _belongs_to(marks: str, sign: str, near: str, closes: bool, closer: str | None) -> bool:
+    """Whether a sign goes with the marks before it: what closes something, or a tag, such as a footnote's number."""
+    if near:
+        return near.isspace() and sign in "»›" and closer is None      # French keeps a blank before them
+    return closes or sign in _CLOSING or marks[-1] in _NARROW and sign.startswith(("[", "</")) and len(sign) > 1
 
 
 def _rank(text: str, mark: re.Match, place: int) -> int:
     """How good ``place`` is, for the marks before it; a small letter there tells that the sentence goes on."""
     rank = max(_MARKS[sign] for sign in mark[0])
     goes_on = text[place : place + 2].lstrip("".join(_PAIRS))[:1].islower()
-    if set(mark[0]) == {"."} and (goes_on or _abbreviates(text[max(0, mark.end() - 16) : mark.end()])):
-        return BLANK
+    if set(mark[0]) == {"."}:
+        before = text[max(0, mark.end() - 16) : mark.end()]
+        if goes_on or _abbreviates(before) or _ORDINAL.search(before):
+            return BLANK
     return min(rank, COMMA) if goes_on and rank == SENTENCE else rank
