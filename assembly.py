@@ -12,7 +12,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 # torch's layers without their random start, which costs more than reading the weights.
 UNFILLED = SimpleNamespace(**{
     kind.__name__: type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.LayerNorm, nn.Embedding)
+    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.LayerNorm, nn.Embedding)
 })
 
 

@@ -85,7 +85,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.block = nn.ModuleList((
             Snake(channels, device, dtype),
-            CausalUpsampling(channels, channels // 2, 2 * rate, rate, operations, device, dtype),
+            CausalUpsampling(channels, channels // 2, 2, rate, operations, device, dtype),
             *residual_units(channels // 2, operations, device, dtype),
         ))
 

@@ -65,24 +65,33 @@ class CausalConv(nn.Module):
         return self.conv(carry.extend(self, x, self.context, dim=3))
 
 
-class CausalUpsampling(nn.Module):
-    """A transposed convolution whose outputs wait for no later input: ``stride`` outputs for each input.
+class PointConv(nn.Module):
+    """A convolution of a single tap, which is a linear layer."""
 
-    An input is spread over ``taps`` outputs, which begin with its own.
+    def __init__(self, inputs: int, outputs: int, operations, device=None, dtype=None):
+        super().__init__()
+        self.conv = operations.Linear(inputs, outputs, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, 1, F) -> (B, C', 1, F)"""
+        return self.conv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class CausalUpsampling(nn.Module):
+    """A transposed convolution that spreads an input over ``reach`` times ``rate`` outputs, beginning with its own.
+
+    It is computed as a plain one from the last ``reach`` inputs to the ``rate`` outputs of the last, each a channel.
     """
 
-    def __init__(self, inputs: int, outputs: int, taps: int, stride: int, operations, device=None, dtype=None):
+    def __init__(self, inputs: int, outputs: int, reach: int, rate: int, operations, device=None, dtype=None):
         super().__init__()
-        self.stride = stride
-        self.context = -(-taps // stride) - 1       # earlier inputs that reach into an output
-        self.conv = operations.ConvTranspose2d(
-            inputs, outputs, (1, taps), stride=(1, stride), device=device, dtype=dtype)
+        self.rate, self.context = rate, reach - 1
+        self.conv = operations.Conv2d(inputs, rate * outputs, (1, reach), device=device, dtype=dtype)
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
-        """(B, C, 1, F) -> (B, C', 1, stride F)"""
-        count = self.stride * x.shape[3]
-        x = self.conv(carry.extend(self, x, self.context, dim=3))
-        return x[..., self.stride * self.context :][..., :count]
+        """(B, C, 1, F) -> (B, C', 1, rate F)"""
+        x = self.conv(carry.extend(self, x, self.context, dim=3)).permute(0, 2, 3, 1)   # (B, 1, F, rate C')
+        return x.unflatten(3, (self.rate, -1)).flatten(2, 3).permute(0, 3, 1, 2)
 
 
 class Snake(nn.Module):
@@ -109,13 +118,13 @@ class ResidualUnit(nn.Module):
             Snake(channels, device, dtype),
             CausalConv(channels, channels, KERNEL, dilation=dilation, **factory),
             Snake(channels, device, dtype),
-            CausalConv(channels, channels, 1, **factory),
+            PointConv(channels, channels, **factory),
         ))
 
     def forward(self, x: Tensor, carry: Carry) -> Tensor:
         """(B, C, 1, F) -> (B, C, 1, F)"""
         snake1, conv1, snake2, conv2 = self.block
-        return conv2(snake2(conv1(snake1(x), carry)), carry).add_(x)
+        return conv2(snake2(conv1(snake1(x), carry))).add_(x)
 
 
 def residual_units(channels: int, operations, device=None, dtype=None) -> list[ResidualUnit]:

@@ -2,8 +2,8 @@
 
 Our modules bear the published names. A name is changed where weight norm is folded, in any of its spellings; a
 prefix of training scripts is taken off; masks and rotations, which some files hold, are computed instead.
-Convolutions are computed as images of one line, and those over one frame as linear layers: their weights gain
-an axis or lose one.
+Convolutions are computed as images of one line, those over one frame as linear layers, and transposed ones as
+plain ones: their tensors are laid out anew.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..assembly import UNFILLED, Shapes, check_names, fill, own, shapes_of
 from ..checkpoint import Checkpoint
 from ..weight_norm import fold, folded_name, folded_shapes, unfolded_shapes
 from .codec import FishCodec
-from .codec_config import CodecConfig
+from .codec_config import DECODER_RATES, QUANTIZER_RATES, CodecConfig
 
 NAME = "Fish Audio's codec"
 # By our names (``own_name``): files may have a prefix.
@@ -38,7 +38,9 @@ _UNUSED = re.compile(r"(?:^|\.)(?:causal_mask|freqs_cis)$")
 # Convolutions (C', C, taps) that are two-dimensional ones (C', C, 1, taps) here.
 _LINE = re.compile(r"(?:^|\.)conv\.weight$")
 # Convolutions (C', C, 1) that are linear layers (C', C) here.
-_POINT = re.compile(r"\.(?:in|out)_proj\.weight$")
+_POINT = re.compile(r"\.(?:in|out)_proj\.weight$|^(?:en|de)coder\..*\.block\.\d\.block\.3\.conv\.weight$")
+# Transposed convolutions (C, C', reach rate) that are (rate C', C, 1, reach) here; their biases are repeated.
+_UP = re.compile(r"^(?:decoder\.model\.(?P<decoder>[1-4])\.block\.1|quantizer\.upsample\.[01]\.0)\.conv\.")
 _NORMED = re.compile(r"^(?:en|de)coder\..*\.conv\.weight$")
 
 
@@ -65,26 +67,48 @@ def _by_bare_name(published: Mapping[str, object], source: str) -> dict:
 
 
 def own_shapes(published: Shapes, source: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by our names; a folded weight has that of its direction."""
-    shapes = folded_shapes(_by_bare_name(published, source))
-    for name, shape in shapes.items():
-        if _LINE.search(name) and len(shape) == 3:
-            shapes[name] = (shape[0], shape[1], 1, shape[2])
-        elif _POINT.search(name) and shape[2:] == (1,):
-            shapes[name] = shape[:2]
-    return shapes
+    """Shapes by our names and in our layouts; a folded weight has the shape of its direction."""
+    on_meta = {name: torch.empty(shape, device="meta") for name, shape in
+               folded_shapes(_by_bare_name(published, source)).items()}
+    return shapes_of({name: _laid_out(name, tensor) for name, tensor in on_meta.items()})
+
+
+def _laid_out(name: str, tensor: Tensor) -> Tensor:
+    """A folded tensor of a file as our module has it; as it is where it is laid out so, or does not fit."""
+    rate = _rate(name)
+    if rate and tensor.ndim == 1:
+        return tensor.repeat(rate)
+    if rate and tensor.ndim == 3 and tensor.shape[2] % rate == 0:
+        # Of the taps, those of the first outputs are the input's own; the kernel begins with the oldest input.
+        tensor = tensor.unflatten(2, (-1, rate)).flip(2).permute(3, 1, 0, 2).flatten(0, 1)
+    elif _POINT.search(name) and tuple(tensor.shape[2:]) == (1,):
+        return tensor[:, :, 0]
+    if _LINE.search(name) and tensor.ndim == 3:
+        return tensor[:, :, None].contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+def _rate(name: str) -> int:
+    """Of a transposed convolution; 0 for any other tensor."""
+    up = _UP.match(name)
+    return 0 if not up else DECODER_RATES[int(up["decoder"]) - 1] if up["decoder"] else QUANTIZER_RATES[0]
 
 
 def published_shapes(module: FishCodec) -> dict[str, tuple[int, ...]]:
     """Shapes by the published names: the name map run backwards."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes_of(module.state_dict()).items():
-        if _LINE.search(name):
+        rate = _rate(name)
+        if rate:
+            shape = (shape[0] // rate,) if len(shape) == 1 else (shape[1], shape[0] // rate, shape[3] * rate)
+        elif _POINT.search(name):
+            shape = (*shape, 1)
+        elif _LINE.search(name):
             shape = (shape[0], shape[1], shape[3])
         if _NORMED.search(name):
             shapes.update(unfolded_shapes(name, shape))
         elif _POINT.search(name):       # in torch's older spelling
-            magnitude, direction = unfolded_shapes(name, (*shape, 1)).values()
+            magnitude, direction = unfolded_shapes(name, shape).values()
             shapes.update({f"{name}_g": magnitude, f"{name}_v": direction})
         else:
             shapes[name] = shape
@@ -95,11 +119,7 @@ def adopt(state: Mapping[str, Tensor], source: str, dtype: torch.dtype = torch.f
     """Tensors by our names, weight norm folded, each in the layout and the dtype that its module computes in."""
     tensors = fold(_by_bare_name(state, source), source, dtype)
     for name, tensor in tensors.items():
-        if _LINE.search(name) and tensor.ndim == 3:
-            tensor = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
-        elif _POINT.search(name) and tuple(tensor.shape[2:]) == (1,):
-            tensor = tensor[:, :, 0]
-        tensors[name] = own(tensor, dtype)
+        tensors[name] = own(_laid_out(name, tensor), dtype)
     return tensors
 
 

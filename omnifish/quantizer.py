@@ -69,7 +69,7 @@ class Quantizer(nn.Module):
             nn.ModuleList((CausalConv(width, width, rate, stride=rate, **factory), ConvNeXt(width, **factory)))
             for rate in QUANTIZER_RATES)
         self.upsample = nn.ModuleList(
-            nn.ModuleList((CausalUpsampling(width, width, rate, rate, **factory), ConvNeXt(width, **factory)))
+            nn.ModuleList((CausalUpsampling(width, width, 1, rate, **factory), ConvNeXt(width, **factory)))
             for rate in reversed(QUANTIZER_RATES))
         self.pre_module = WindowTransformer(width, config.quantizer_transformer, **factory)
         self.post_module = WindowTransformer(width, config.quantizer_transformer, **factory)
