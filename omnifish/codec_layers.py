@@ -22,26 +22,26 @@ class Carry:
     """The last inputs of every causal layer; nothing at first, which counts as zeros."""
 
     def __init__(self):
-        self._tails: dict[Hashable, Tensor] = {}
-        self._seen: dict[Hashable, int] = {}
+        self.tails: dict[Hashable, Tensor] = {}
+        self.seen: dict[Hashable, int] = {}
 
     def extend(self, owner: Hashable, x: Tensor, count: int, dim: int) -> Tensor:
         """``x`` behind the ``count`` columns that ``owner`` was given before, along ``dim``."""
         if count == 0:
             return x
-        tail = self._tails.get(owner)
+        tail = self.tails.get(owner)
         if tail is None:
             x = F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (count, 0))
         else:
             x = torch.cat((tail, x), dim=dim)
         # A view would keep all of it alive.
-        self._tails[owner] = x.narrow(dim, x.shape[dim] - count, count).clone()
+        self.tails[owner] = x.narrow(dim, x.shape[dim] - count, count).clone()
         return x
 
     def advance(self, owner: Hashable, count: int) -> int:
         """How many columns ``owner`` was given before these ``count``."""
-        before = self._seen.get(owner, 0)
-        self._seen[owner] = before + count
+        before = self.seen.get(owner, 0)
+        self.seen[owner] = before + count
         return before
 
 
