@@ -6,44 +6,47 @@ two causal convolutions add positions. The published model also turns queries an
 before the heads are split and over one head's channels only: head 0 alone knows where a frame stands.
 
 The linear layers of attention and feed-forward and the convolutions run in ``dtype``; norms, modulation, the
-time's layers and the residual stream are float32.
+time's layers and the residual stream are float32. What does not change from step to step is computed once:
+what is read off the times for a schedule, the condition's part of the input for a piece.
 """
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..s3gen.flow import Condition, Velocity
+from ..s3gen.flow import Condition, Velocity, additive, causal, causal_conv, mish, sinusoids
 from .config import HEAD_WIDTH, FlowConfig
 
 BLOCK_FRAMES = 50       # of streaming, 25 tokens: no frame sees beyond its block
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10000.0
-TIME_SCALE = 1000.0     # sinusoids of a time in 0..1
+
+# What is read off the time, in the order of the published layers.
+BLOCK_PARTS = ("shift", "scale", "gate", "shift", "scale", "gate")     # of attention, then of feed-forward
+END_PARTS = ("scale", "shift")
 
 Rotation = tuple[Tensor, Tensor]
 
 
-def norm(x: Tensor) -> Tensor:
-    """Layer norm without weights."""
-    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON)
+def norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """(B, F, D) float32, layer norm with what was read off the time, (D,) each, in place of weights"""
+    return F.layer_norm(x, x.shape[-1:], scale, shift, NORM_EPSILON)
 
 
 def rotation(frames: int, device: torch.device) -> Rotation:
-    """Cosines and sines of each frame's angles, float32 (F, 32) each."""
+    """Cosines of each frame's angles, and sines with the sign that ``rotate_`` needs; float32 (F, 64) each."""
     rate = ROTARY_BASE ** (-torch.arange(0, HEAD_WIDTH, 2, device=device, dtype=torch.float32) / HEAD_WIDTH)
     angle = torch.outer(torch.arange(frames, device=device, dtype=torch.float32), rate)
-    return angle.cos(), angle.sin()
+    sine = angle.sin()
+    return angle.cos().repeat_interleave(2, dim=-1), torch.stack((-sine, sine), dim=-1).flatten(-2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, F, D) with the channels of head 0 turned, 2 i against 2 i + 1"""
-    even, odd = x[..., :HEAD_WIDTH].float().unflatten(-1, (-1, 2)).unbind(-1)              # (B, F, 32) each
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
-    return torch.cat((turned.to(x.dtype), x[..., HEAD_WIDTH:]), dim=-1)
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn the channels of head 0 in a (..., F, D), 2 i against 2 i + 1. In place: the others are 15 of 16."""
+    head = x[..., :HEAD_WIDTH]
+    swapped = head.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    head.copy_((head * cos).addcmul_(swapped, sin))
 
 
 class TimeEmbedding(nn.Module):
@@ -60,23 +63,24 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """(S,) -> (S, D)"""
-        half = self.channels // 2
-        rate = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(10000) / (half - 1)))
-        angle = TIME_SCALE * t[:, None] * rate
-        return self.time_mlp["2"](F.silu(self.time_mlp["0"](torch.cat((angle.sin(), angle.cos()), dim=-1))))
+        return self.time_mlp["2"](F.silu(self.time_mlp["0"](sinusoids(t, self.channels))))
 
 
 class AdaptiveNorm(nn.Module):
-    """Reads ``parts`` vectors of the width off the time."""
+    """Reads shifts, scales and gates of the width off the time."""
 
-    def __init__(self, parts: int, config: FlowConfig, operations, device=None):
+    def __init__(self, parts: tuple[str, ...], config: FlowConfig, operations, device=None):
         super().__init__()
         self.parts = parts
-        self.linear = operations.Linear(config.width, parts * config.width, device=device, dtype=torch.float32)
+        self.linear = operations.Linear(config.width, len(parts) * config.width, device=device, dtype=torch.float32)
 
-    def forward(self, time: Tensor) -> list[Tensor]:
-        """(S, D) -> (S, 1, D), parts times"""
-        return list(self.linear(F.silu(time))[:, None].chunk(self.parts, dim=-1))
+    def forward(self, time: Tensor) -> Tensor:
+        """(S, D), with SiLU behind it -> (S, parts, D), scales as factors"""
+        read = self.linear(time).unflatten(-1, (len(self.parts), -1))
+        for index, part in enumerate(self.parts):
+            if part == "scale":
+                read[:, index] += 1
+        return read
 
 
 class PositionConv(nn.Module):
@@ -84,55 +88,54 @@ class PositionConv(nn.Module):
 
     def __init__(self, config: FlowConfig, operations, device=None, dtype=None):
         super().__init__()
-        self.taps = config.position_taps
 
         def conv() -> nn.Module:
             # Index 1 is Mish in the published names.
-            return nn.ModuleDict({"0": operations.Conv1d(
-                config.width, config.width, config.position_taps, groups=config.position_groups,
-                device=device, dtype=dtype)})
+            return nn.ModuleList([causal_conv(
+                config.width, config.width, operations, device, dtype, config.position_taps, config.position_groups)])
 
         self.conv1, self.conv2 = conv(), conv()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, F, D) -> (B, F, D)"""
-        x = x.transpose(1, 2)
-        for conv in (self.conv1, self.conv2):
-            x = F.mish(conv["0"](F.pad(x, (self.taps - 1, 0))))
-        return x.transpose(1, 2)
+        return mish(causal(self.conv2[0], mish(causal(self.conv1[0], x))))
 
 
 class InputEmbedding(nn.Module):
-    """Noisy mel and condition to the width of the transformer, positions added."""
+    """Noisy mel and condition to the width of the transformer, positions added.
+
+    Published as one layer over both; apart, the condition's part is computed once.
+    """
 
     def __init__(self, config: FlowConfig, operations, device=None, dtype=None):
         super().__init__()
+        factory = {"device": device, "dtype": torch.float32}
         self.dtype = dtype
-        self.proj = operations.Linear(4 * config.mels, config.width, device=device, dtype=torch.float32)
+        self.noisy = operations.Linear(config.mels, config.width, bias=False, **factory)
+        self.known = operations.Linear(3 * config.mels, config.width, **factory)
         self.conv_pos_embed = PositionConv(config, operations, device, dtype)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, F, 4M) -> float32 (B, F, D)"""
-        x = self.proj(inputs)
-        return x + self.conv_pos_embed(x.to(self.dtype))
+    def forward(self, x: Tensor, known: Tensor) -> Tensor:
+        """(B, F, M) and what ``known`` made of the condition (copies, B, F, D) -> float32 (copies * B, F, D)"""
+        x = (known + self.noisy(x)).flatten(0, 1)
+        return x.add_(self.conv_pos_embed(x.to(self.dtype)))
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention."""
+    """Multi-head self-attention. Queries, keys and values are one layer here and three as published."""
 
     def __init__(self, config: FlowConfig, operations, device=None, dtype=None):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        self.to_q = operations.Linear(config.width, config.width, **factory)
-        self.to_k = operations.Linear(config.width, config.width, **factory)
-        self.to_v = operations.Linear(config.width, config.width, **factory)
+        self.to_qkv = operations.Linear(config.width, 3 * config.width, **factory)
         self.to_out = nn.ModuleList([operations.Linear(config.width, config.width, **factory)])
 
-    def forward(self, x: Tensor, turn: Rotation, seen: Tensor | None) -> Tensor:
-        """(B, F, D), bool (1 or B, 1, 1 or F, F) of keys or None for all -> (B, F, D)"""
-        q, k, v = rotate(self.to_q(x), *turn), rotate(self.to_k(x), *turn), self.to_v(x)
-        q, k, v = (part.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for part in (q, k, v))     # (B, H, F, 64)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    def forward(self, x: Tensor, turn: Rotation, mask: Tensor | None) -> Tensor:
+        """(B, F, D), additive (1 or B, 1, 1 or F, F) or None -> (B, F, D)"""
+        qkv = self.to_qkv(x).unflatten(-1, (3, -1)).transpose(1, 2)                    # (B, 3, F, D)
+        rotate_(qkv[:, :2], *turn)
+        q, k, v = qkv.unflatten(-1, (-1, HEAD_WIDTH)).transpose(2, 3).unbind(1)         # (B, H, F, 64) each
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.to_out[0](out.transpose(1, 2).flatten(2))
 
 
@@ -159,15 +162,15 @@ class Block(nn.Module):
     def __init__(self, config: FlowConfig, operations, device=None, dtype=None):
         super().__init__()
         self.dtype = dtype
-        self.attn_norm = AdaptiveNorm(6, config, operations, device)
+        self.attn_norm = AdaptiveNorm(BLOCK_PARTS, config, operations, device)
         self.attn = Attention(config, operations, device, dtype)
         self.ff = FeedForward(config, operations, device, dtype)
 
-    def forward(self, x: Tensor, time: Tensor, turn: Rotation, seen: Tensor | None) -> Tensor:
-        """(B, F, D), (1 or B, D) -> (B, F, D)"""
-        shift, scale, gate, ff_shift, ff_scale, ff_gate = self.attn_norm(time)
-        x = x + gate * self.attn((norm(x) * (1 + scale) + shift).to(self.dtype), turn, seen).float()
-        return x + ff_gate * self.ff((norm(x) * (1 + ff_scale) + ff_shift).to(self.dtype)).float()
+    def forward(self, x: Tensor, time: Tensor, turn: Rotation, mask: Tensor | None) -> Tensor:
+        """(B, F, D), which is written over, and what ``attn_norm`` read (6, D) -> (B, F, D)"""
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = time
+        x.addcmul_(self.attn(norm(x, scale, shift).to(self.dtype), turn, mask), gate)
+        return x.addcmul_(self.ff(norm(x, ff_scale, ff_shift).to(self.dtype)), ff_gate)
 
 
 class DiT(nn.Module):
@@ -177,45 +180,45 @@ class DiT(nn.Module):
 
     def __init__(self, config: FlowConfig, operations=nn, device=None, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.config = config
+        self.config, self.dtype = config, dtype
         self.time_embed = TimeEmbedding(config, operations, device)
         self.input_embed = InputEmbedding(config, operations, device, dtype)
         self.transformer_blocks = nn.ModuleList(
             Block(config, operations, device, dtype) for _ in range(config.layers))
-        self.norm_out = AdaptiveNorm(2, config, operations, device)
+        self.norm_out = AdaptiveNorm(END_PARTS, config, operations, device)
         self.proj_out = operations.Linear(config.width, config.mels, device=device, dtype=torch.float32)
 
     def embed_time(self, t: Tensor, r: Tensor | None = None) -> Tensor:
-        """(S,) times -> (S, D); where intervals end is of no use here."""
-        return self.time_embed(t)
+        """(S,) times -> (S, 6 N + 2, D), what N blocks and the end read off them. Ends of intervals do not matter.
 
-    def forward(self, inputs: Tensor, time: Tensor, seen: Tensor | None = None) -> Tensor:
-        """(B, F, 4M) of noisy mel, prompt, mu and speaker; (1 or B, D) -> (B, F, M)
-
-        ``seen``: bool (1 or B, 1, 1 or F, F), true where a key is seen; None where all are.
+        These layers are two fifths of the weights.
         """
-        x = self.input_embed(inputs)
-        turn = rotation(x.shape[1], x.device)
-        for block in self.transformer_blocks:
-            x = block(x, time, turn, seen)
-        scale, shift = self.norm_out(time)      # in the blocks it is shift first
-        return self.proj_out(norm(x) * (1 + scale) + shift)
+        time = F.silu(self.time_embed(t))
+        layers = (*(block.attn_norm for block in self.transformer_blocks), self.norm_out)
+        return torch.cat([layer(time) for layer in layers], dim=1)
+
+    def forward(self, x: Tensor, known: Tensor, time: Tensor, turn: Rotation, mask: Tensor | None = None) -> Tensor:
+        """Noisy mel (B, F, M), condition (copies, B, F, D), one step's (6 N + 2, D) -> (copies * B, F, M)
+
+        ``mask``: additive (1 or copies * B, 1, 1 or F, F), 0 where a frame sees another and else -inf.
+        """
+        *blocks, end = time.split(len(BLOCK_PARTS))
+        x = self.input_embed(x, known)
+        for block, read in zip(self.transformer_blocks, blocks):
+            x = block(x, read, turn, mask)
+        scale, shift = end
+        return self.proj_out(norm(x, scale, shift))
 
     def under(self, condition: Condition, guided: bool) -> Velocity:
         """The velocity under a condition; ``guided``: of each row, and then of each without any condition."""
-        rows, frames, mels = condition.mu.shape
-        copies = 2 if guided else 1
-        known = torch.cat((condition.prompt, condition.mu, condition.speaker[:, None].expand(-1, frames, -1)), dim=-1)
-        if guided:
-            known = torch.cat((known, torch.zeros_like(known)))                            # (2B, F, 3M)
-        seen = visible(condition)
-        if seen is not None:
-            seen = seen.repeat(copies if len(seen) > 1 else 1, 1, 1, 1)
-
-        def velocity(x: Tensor, time: Tensor) -> Tensor:
-            return self(torch.cat((x.repeat(copies, 1, 1), known), dim=-1), time, seen)
-
-        return velocity
+        frames = condition.mu.shape[1]
+        given = torch.cat((condition.prompt, condition.mu, condition.speaker[:, None].expand(-1, frames, -1)), dim=-1)
+        known = self.input_embed.known(torch.stack((given, torch.zeros_like(given))[: 1 + guided]))
+        seen, turn = visible(condition), rotation(frames, known.device)
+        if seen is not None and len(seen) > 1:
+            seen = seen.repeat(len(known), 1, 1, 1)
+        mask = additive(seen, self.dtype)
+        return lambda x, time: self(x, known, time[0], turn, mask)
 
 
 def visible(condition: Condition) -> Tensor | None:

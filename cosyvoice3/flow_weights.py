@@ -1,4 +1,8 @@
-"""Names of the published flow of CosyVoice3, which our module bears, and what of its file is not read."""
+"""Names and weights of the published flow of CosyVoice3.
+
+Our modules bear the published names but in two places: queries, keys and values are one layer, and the layer
+over noisy mel and condition is two. Convolutions over frames are images of one line and gain an axis.
+"""
 from __future__ import annotations
 
 import re
@@ -17,18 +21,50 @@ TELLTALE = frozenset({
 DTYPES = (torch.float32, torch.bfloat16)    # of the matrix products; float16 overflows in some of them
 
 ROTARY = f"{FLOW_ESTIMATOR}rotary_embed.inv_freq"       # computed anew
-# All else is float32 whatever the precision.
-_COARSE = re.compile(r"\.(?:conv_pos_embed|attn|ff)\.")
+INPUT = f"{FLOW_ESTIMATOR}input_embed."
+_COARSE = re.compile(r"\.(?:conv_pos_embed|attn|ff)\.")      # all else is float32 whatever the precision
+_LINE = re.compile(r"\.conv_pos_embed\.conv[12]\.0\.weight$")
+_QKV = re.compile(r"\.to_[qkv]\.(?=weight$|bias$)")
 
 
 def own_name(published: str) -> str | None:
-    """The name in our module, or None for a tensor that inference does not read."""
+    """The published name, or None for a tensor that inference does not read."""
     return None if published == ROTARY else published
 
 
 def published_shapes(module: MelFlow) -> dict[str, tuple[int, ...]]:
     """Shapes as in a published file, but for ``ROTARY``."""
-    return shapes_of(module.state_dict())
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes_of(module.state_dict()).items():
+        if ".to_qkv." in name:
+            third = (shape[0] // 3, *shape[1:])
+            shapes.update((name.replace("to_qkv", f"to_{letter}"), third) for letter in "qkv")
+        elif name == f"{INPUT}known.weight":
+            shapes[f"{INPUT}proj.weight"] = (shape[0], shape[1] + module.config.mels)
+        elif name == f"{INPUT}known.bias":
+            shapes[f"{INPUT}proj.bias"] = shape
+        elif name != f"{INPUT}noisy.weight":
+            shapes[name] = (shape[0], shape[1], shape[3]) if _LINE.search(name) else shape
+    return shapes
+
+
+def adopt(state: Mapping[str, Tensor], mels: int) -> dict[str, Tensor]:
+    """The tensors of a whole published state dict by our names."""
+    tensors = {}
+    for name, tensor in state.items():
+        if _LINE.search(name):
+            tensors[name] = tensor[:, :, None].contiguous(memory_format=torch.channels_last)
+        elif name == f"{INPUT}proj.weight":
+            # Columns for the noisy mel come first.
+            tensors[f"{INPUT}noisy.weight"], tensors[f"{INPUT}known.weight"] = (
+                part.contiguous() for part in tensor.split((mels, 3 * mels), dim=1))
+        elif name == f"{INPUT}proj.bias":
+            tensors[f"{INPUT}known.bias"] = tensor
+        elif ".to_q." in name:
+            tensors[_QKV.sub(".to_qkv.", name)] = torch.cat([state[_QKV.sub(f".to_{x}.", name)] for x in "qkv"])
+        elif not _QKV.search(name):
+            tensors[name] = tensor
+    return tensors
 
 
 def build(
@@ -38,7 +74,7 @@ def build(
     """A module that holds the tensors of a published state dict, ready for inference.
 
     config: measured where it is None. dtype: of the matrix products. The tensors are taken over, not copied,
-    unless their dtype changes. ``ValueError`` names ``source`` and the first tensors that are missing,
+    unless they change. ``ValueError`` names ``source`` and the first tensors that are missing,
     unexpected or of another shape.
     """
     if dtype not in DTYPES:
@@ -48,7 +84,8 @@ def build(
         tensors = {name: tensor for name, tensor in state.items() if own_name(name)}
         config = _matching(shapes_of(tensors), config, source)
         module = MelFlow(config, operations, "meta", dtype)
-        return fill(module, tensors, lambda name: dtype if _COARSE.search(name) else torch.float32, source)
+        return fill(module, adopt(tensors, config.mels),
+                    lambda name: dtype if _COARSE.search(name) else torch.float32, source)
 
 
 def measure(published: Shapes, source: str) -> FlowConfig:

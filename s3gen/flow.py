@@ -34,18 +34,35 @@ def mish(x: Tensor) -> Tensor:
     return n.div_(n + 2).mul_(x)
 
 
-def causal_conv(channels_in: int, channels_out: int, operations, device=None, dtype=None) -> nn.Module:
-    """The layer of ``causal``: one over three frames, laid out as an image of one line.
+def causal_conv(
+    channels_in: int, channels_out: int, operations, device=None, dtype=None, taps: int = TAPS, groups: int = 1,
+) -> nn.Module:
+    """The layer of ``causal``: one over a few frames, laid out as an image of one line.
 
     Channels last is how the frames lie in memory anyway, and a CPU is a quarter faster so.
     """
-    return operations.Conv2d(channels_in, channels_out, (1, TAPS), device=device, dtype=dtype)
+    return operations.Conv2d(channels_in, channels_out, (1, taps), groups=groups, device=device, dtype=dtype)
 
 
 def causal(conv: nn.Module, x: Tensor) -> Tensor:
-    """(B, F, C) -> (B, F, C') by a convolution that sees the present frame and the two before."""
-    line = F.pad(x, (0, 0, TAPS - 1, 0)).transpose(1, 2)[:, :, None]                    # (B, C, 1, F + 2)
+    """(B, F, C) -> (B, F, C') by a convolution that sees the present frame and those before."""
+    line = F.pad(x, (0, 0, conv.kernel_size[1] - 1, 0)).transpose(1, 2)[:, :, None]     # (B, C, 1, F + taps - 1)
     return conv(line)[:, :, 0].transpose(1, 2)
+
+
+def sinusoids(t: Tensor, channels: int) -> Tensor:
+    """(S,) times in 0..1 -> float32 (S, channels), sines and then cosines"""
+    half = channels // 2
+    rate = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(10000) / (half - 1)))
+    angle = 1000 * t[:, None] * rate
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+def additive(visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask of what is visible as attention takes it without converting it anew: 0 there, else -inf."""
+    if visible is None:
+        return None
+    return torch.zeros(visible.shape, device=visible.device, dtype=dtype).masked_fill(~visible, float("-inf"))
 
 
 class CausalBlock(nn.Module):
@@ -148,10 +165,7 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
         """(S,) float32 -> (S, time width)"""
-        half = self.channels // 2
-        rate = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(10000) / (half - 1)))
-        angle = 1000 * t[:, None] * rate
-        return self.linear_2(F.silu(self.linear_1(torch.cat((angle.sin(), angle.cos()), dim=-1).to(dtype))))
+        return self.linear_2(F.silu(self.linear_1(sinusoids(t, self.channels).to(dtype))))
 
 
 class Estimator(nn.Module):
@@ -202,7 +216,6 @@ class Estimator(nn.Module):
         ``padding``: additive (B, 1, 1, F), 0 at real frames and -inf at padded ones.
         """
         x = inputs.to(self.dtype)
-        padding = None if padding is None else padding.to(self.dtype)
 
         def run(stage: nn.ModuleList, x: Tensor) -> Tensor:
             x = stage[0](x, time)
@@ -226,10 +239,8 @@ class Estimator(nn.Module):
         inputs[:rows, :, mels : 2 * mels] = condition.mu
         inputs[:rows, :, 2 * mels : 3 * mels] = condition.speaker[:, None]
         inputs[:rows, :, 3 * mels :] = condition.prompt
-        valid, padding = condition.valid(), None
-        if valid is not None:
-            padding = torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, float("-inf"))[:, None, None]
-            padding = padding.repeat(copies, 1, 1, 1)
+        valid = condition.valid()
+        padding = None if valid is None else additive(valid[:, None, None].repeat(copies, 1, 1, 1), self.dtype)
 
         def velocity(x: Tensor, time: Tensor) -> Tensor:
             inputs.unflatten(0, (copies, rows))[..., :mels] = x

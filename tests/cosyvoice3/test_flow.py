@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kit.flow import golden_flow, golden_flow_cases, golden_flow_data, tiny_flow, tiny_flow_state
 from kit.golden import assert_within
-from speechwright.cosyvoice3.dit import BLOCK_FRAMES, DiT, rotate, rotation, visible
+from speechwright.cosyvoice3.dit import BLOCK_FRAMES, DiT, norm, rotate_, rotation, visible
 from speechwright.cosyvoice3.flow import NOISE_FRAMES, MelFlow, mels, start_noise
 from speechwright.cosyvoice3.flow_weights import build
 from speechwright.s3gen import generate
@@ -261,13 +261,31 @@ def test_progress_counts_steps_and_may_cancel():
     assert seen == [(1, 6), (2, 6), (3, 6)]
 
 
+def test_what_does_not_change_is_computed_once():
+    """What is read off the times serves all pieces, and the condition's part of the input all steps of one."""
+    flow, calls = tiny_flow(), []
+    estimator = flow.decoder.estimator
+    layers = {"time": estimator.time_embed, "read": estimator.transformer_blocks[1].attn_norm,
+              "known": estimator.input_embed.known, "noisy": estimator.input_embed.noisy}
+    handles = [layer.register_forward_hook(lambda _, given, __, name=name: calls.append((name, len(given[0]))))
+               for name, layer in layers.items()]
+    try:
+        schedule = flow.schedule(4)
+        for piece in range(3):
+            mels(flow, [ids(5, piece)], [voice(flow, 3)], schedule=schedule)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == [("time", 4), ("read", 4)] + 3 * ([("known", 2)] + 4 * [("noisy", 1)])
+
+
 # The transformer
 
 
 def test_rotation_turns_pairs_of_the_first_head_alone():
     x = noise(2, 9, 192)
-    cos, sin = rotation(9, torch.device("cpu"))
-    turned = rotate(x.clone(), cos, sin)
+    turned = x.clone()
+    rotate_(turned, *rotation(9, torch.device("cpu")))
     assert torch.equal(turned[..., 64:], x[..., 64:]) and torch.equal(turned[:, 0], x[:, 0])
     assert (turned != x)[:, 1:, :64].all()
     angle = torch.arange(9).double()[:, None] * 10000 ** (-torch.arange(0, 64, 2).double() / 64)
@@ -346,7 +364,34 @@ def test_bfloat16_is_near_float32():
     near, = mels(exact, [ids(20)], [voice(exact, 10)])
     far, = mels(coarse, [ids(20)], [voice(exact, 10)])
     assert far.dtype == torch.float32
-    assert 1e-4 * near.norm() < (near - far).norm() < 0.01 * near.norm()
+    assert 1e-4 * near.norm() < (near - far).norm() < 0.003 * near.norm()
+
+
+def test_only_products_are_coarse(monkeypatch):
+    """In half precision the published transformer gave silence: its norms and its sums have to be exact."""
+    flow, seen, in_place = build(tiny_flow_state(), dtype=torch.bfloat16), {}, []
+    estimator = flow.decoder.estimator
+
+    def note(name: str, *tensors: Tensor) -> None:
+        seen.setdefault(name, set()).update(tensor.dtype for tensor in tensors)
+
+    def plain_norm(*given: Tensor) -> Tensor:
+        note("norm", *given)
+        return norm(*given)
+
+    monkeypatch.setattr("speechwright.cosyvoice3.dit.norm", plain_norm)
+    for name in ("time_embed", "norm_out", "proj_out", "input_embed.noisy", "input_embed.known",
+                 "input_embed.conv_pos_embed", "transformer_blocks.1.attn", "transformer_blocks.1.ff",
+                 "transformer_blocks.1.attn_norm", "transformer_blocks.1"):
+        estimator.get_submodule(name).register_forward_hook(
+            lambda _, given, found, name=name: note(name, given[0], found))
+    estimator.transformer_blocks[1].register_forward_hook(
+        lambda _, given, found: in_place.append(given[0].data_ptr() == found.data_ptr()))
+    mels(flow, [ids(5)], [voice(flow, 3)], schedule=flow.schedule(1))
+    assert {name: dtypes for name, dtypes in seen.items() if dtypes != {torch.float32}} == {
+        name: {torch.bfloat16}
+        for name in ("input_embed.conv_pos_embed", "transformer_blocks.1.attn", "transformer_blocks.1.ff")}
+    assert len(seen) == 11 and in_place == [True], "the residual stream is added to where it lies"
 
 
 def test_inference_mode_inside_and_out():
