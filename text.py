@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 _LINE_END = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
@@ -60,9 +60,9 @@ def _is_emoji(character: str) -> bool:
 
 
 # How good a place is for a cut, worst first: within a number or a heap of accents, within a word, anywhere too
-# early in a piece, between words that are written without blanks or with them, after a mark within quotes or
-# brackets (three, for the three kinds of marks) ...
-INSIDE, LETTER, EARLY, IDEOGRAPH, BLANK, QUOTED, _, _, COMMA, CLAUSE, SENTENCE = range(11)
+# early in a piece, between words that are written without blanks ... Where a number has no name, there is the
+# place of the next two, or three, that stands within quotes or brackets.
+INSIDE, LETTER, EARLY, _, _, IDEOGRAPH, BLANK, _, _, _, COMMA, CLAUSE, SENTENCE = range(13)
 
 LEAST_FILL = 0.3    # of a piece's room, before which a cut is early
 SHORT_TAIL = 0.1    # of it; a rest this short is avoided where another mark can be had
@@ -78,10 +78,10 @@ _NARROW = {**dict.fromkeys(".!?‽⁇⁈⁉‼؟։", SENTENCE), **dict.fromkeys(
 _WIDE = {**dict.fromkeys("。！？．｡۔।॥።។", SENTENCE), **dict.fromkeys("；：—", CLAUSE),
          **dict.fromkeys("，、､…", COMMA)}
 _MARKS = _NARROW | _WIDE
-_PAIRS = dict(zip("(“„«‹「『（《〈【\"", ")”“»›」』）》〉】\""))
+_PAIRS = {**dict(zip("(“«‹「『（《〈【\"", ")”»›」』）》〉】\"")), "„": "“”"}     # the last in two groups of languages
 _QUOTES = frozenset("\"'’‘“”»«›‹")       # which open as well as close, some of them in other languages
 _OTHER_WAY = dict(zip("”»›", "”«‹"))     # how some languages use them; what then closes
-_CLOSING = frozenset(_PAIRS.values()) | _QUOTES
+_CLOSING = frozenset("".join(_PAIRS.values())) | _QUOTES
 
 _TAG = r"\[[^\[\]<>\n]{1,64}\]|<[^\[\]<>\n]{1,64}>"
 _NUMBER = r"\d+(?:[.,:\uff0e\uff1a]\d+)*"
@@ -214,7 +214,8 @@ def _best(places: list[int], ranks: list[int], spoken: list[int], start: int, st
 
 def _places(text: str) -> tuple[list[int], list[int], list[int]]:
     """Where a text may be cut, both ends included; how good each place is; how much before it can be spoken."""
-    marked, places, ranks, spoken = _marked(text), [0], [INSIDE], [0]
+    marked, quoted = _marked(text)
+    places, ranks, spoken = [0], [INSIDE], [0]
     count = end = heap = 0
 
     def add(place: int, rank: int) -> None:
@@ -227,8 +228,11 @@ def _places(text: str) -> tuple[list[int], list[int], list[int]]:
         if atom.isspace():
             continue
         heap = heap + 1 if end == start and len(atom) == 1 and _belongs(text, start) else 0
+        while quoted and quoted[-1][1] <= start:
+            quoted.pop()
         if start and not heap:
-            add(start, marked[start] if start in marked else _between(text, end, start))
+            rank = marked[start] if start in marked else _between(text, end, start)
+            add(start, _within(rank) if quoted and quoted[-1][0] < start else rank)
         elif heap > MAX_MARKS:
             add(start, INSIDE)
         if atom[0].isdecimal():
@@ -250,10 +254,16 @@ def _belongs(text: str, place: int) -> bool:
             or "\U0001f3fb" <= character <= "\U0001f3ff" or text[place - 1 : place] == _ZWJ)
 
 
+def _within(rank: int) -> int:
+    """How good a place is within quotes or brackets: worse than without them, yet after a mark better than no mark."""
+    return rank - 3 if rank >= COMMA else rank - 2 if rank >= IDEOGRAPH else rank
+
+
 def _between(text: str, end: int, start: int) -> int:
     """How good the place between two atoms is that no mark parts; the first ends at ``end``."""
     before, after, apart = text[end - 1], text[start], end < start
-    if after in _MARKS or (after in _CLOSING and not (after in _QUOTES and _begins_word(text, start))):
+    opens = after in _QUOTES and (_begins_word(text, start) or apart and after in "«‹")
+    if after in _MARKS or after in _CLOSING and not opens:
         return LETTER
     if before in _PAIRS and not apart or before in "«‹" and text[max(0, end - 2)].isspace():
         return LETTER
@@ -271,50 +281,53 @@ def _begins_word(text: str, place: int) -> bool:
     return not text[max(0, place - 1) : place].strip() and not text[place + 1 : place + 2].isspace()
 
 
-def _marked(text: str) -> dict[int, int]:
-    """Place after a mark, its closing quotes and its blanks -> how good it is, worse within quotes."""
+def _marked(text: str) -> tuple[dict[int, int], list[tuple[int, int]]]:
+    """Place after a mark, its closing quotes and its blanks -> how good it is; where quotes, brackets and spans begin
+    and end, the last first."""
     marked: dict[int, int] = {}
-    awaited: list[str] = []         # what will close the quotes, brackets and spans that are open
-    mark, end = None, 0             # the last marks in a row, and where what belongs to them ends
+    quoted: list[tuple[int, int]] = []
+    awaited: list[str] = []         # what will close those that are open
+    mark, end, opened = None, 0, 0             # the last marks in a row, and where what belongs to them ends
     signs = list(_SIGN.finditer(text))
     last = {sign[0]: sign.start() for sign in signs}
 
     def settle() -> None:
         place = _NEXT.match(text, end).end()
         if mark and (place > end or mark[0][-1] in _WIDE):
-            rank = _rank(text, mark, place)
-            marked[place] = rank - COMMA + QUOTED if awaited and rank >= COMMA else rank
+            marked[place] = _rank(text, mark, place)
 
     for match in signs:
         sign, near = match[0], text[end : match.start()]
         closes = bool(awaited) and sign == awaited[-1]
-        closer = None if closes else _closer(text, match)
-        if not (mark and _belongs_to(mark[0], sign, near, closes, closer)):
+        closers = () if closes else _closers(text, match)
+        if not (mark and _belongs_to(mark[0], sign, near, closes, bool(closers))):
             settle()
             mark = match if match["marks"] else None
         end = match.end()
         if closes:
             awaited.pop()
-        elif mark is None and last.get(closer, 0) >= end:
+            quoted += [] if awaited else [(opened, end)]
+        elif mark is None and (closer := next((sign for sign in closers if last.get(sign, 0) >= end), None)):
+            opened = opened if awaited else match.start()
             awaited.append(closer)
     settle()
-    return marked
+    return marked, quoted[::-1]
 
 
-def _closer(text: str, match: re.Match) -> str | None:
-    """What closes the quote, bracket or span that is opened there; None for any other sign."""
+def _closers(text: str, match: re.Match) -> Sequence[str]:
+    """What may close the quote, bracket or span that is opened there; nothing for any other sign."""
     sign = match[0]
     if match["tag"]:
-        return f"</{sign[1:]}" if sign[0] == "<" and sign[1:-1].isalpha() else None
+        return [f"</{sign[1:]}"] if sign[0] == "<" and sign[1:-1].isalpha() else []
     if sign in _OTHER_WAY and _begins_word(text, match.start()):
         return _OTHER_WAY[sign]
-    return _PAIRS.get(sign)
+    return _PAIRS.get(sign, "")
 
 
-def _belongs_to(marks: str, sign: str, near: str, closes: bool, closer: str | None) -> bool:
+def _belongs_to(marks: str, sign: str, near: str, closes: bool, opens: bool) -> bool:
     """Whether a sign goes with the marks before it: what closes something, or a tag, such as a footnote's number."""
     if near:
-        return near.isspace() and sign in "»›" and closer is None      # French keeps a blank before them
+        return near.isspace() and sign in "»›" and not opens        # French keeps a blank before them
     return closes or sign in _CLOSING or marks[-1] in _NARROW and sign.startswith(("[", "</")) and len(sign) > 1
 
 
