@@ -68,3 +68,18 @@ def tiny_flow_state(seed: int = 0) -> dict[str, Tensor]:
 @lru_cache(maxsize=1)
 def tiny_flow() -> MelFlow:
     return build(tiny_flow_state())
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ids(count: int, seed: int = 0) -> Tensor:
+    """int64 (N,) speech ids"""
+    return torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def voice(flow: MelFlow, tokens: int, seed: int = 100, frames: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mel and embedding of nobody."""
+    frames = 2 * tokens if frames is None else frames
+    return ids(tokens, seed), noise(frames, flow.config.mels, seed=seed), noise(flow.config.speaker, seed=seed + 1)
