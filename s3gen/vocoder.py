@@ -8,6 +8,7 @@ transforms are convolutions, since complex tensors do not exist on every device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -66,8 +67,11 @@ def istft(spectrum: Tensor) -> Tensor:
 
 def as_line(x: Tensor) -> Tensor:
     """(B, C, F) -> (B, C, 1, F), on a CPU with the channels last in memory"""
-    x = x[:, :, None]
-    return x.contiguous(memory_format=torch.channels_last) if x.device.type == "cpu" else x
+    return x[:, :, None].contiguous(memory_format=line_format(x))
+
+
+def line_format(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.device.type == "cpu" else torch.contiguous_format
 
 
 class Snake(nn.Module):
@@ -77,11 +81,15 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, 1, F) -> (B, C, 1, F)"""
-        alpha = self.alpha.to(x)[:, None, None]
-        wave = (x * alpha).sin_().square_()
-        return torch.addcmul(x, wave, 1 / (alpha + 1e-9), out=wave)
+    def forward(self, x: Tensor, before: int = 0) -> Tensor:
+        """(B, C, 1, F) -> (B, C, 1, before + F), zeros first: padding that costs no copy"""
+        padded = torch.empty(
+            *x.shape[:3], before + x.shape[3], dtype=x.dtype, device=x.device, memory_format=line_format(x))
+        padded[..., :before] = 0
+        alpha, wave = self.alpha.to(x)[:, None, None], padded[..., before:]
+        torch.mul(x, alpha, out=wave).sin_().square_()
+        torch.addcmul(x, wave, 1 / (alpha + 1e-9), out=wave)
+        return padded
 
 
 class ResBlock(nn.Module):
@@ -89,16 +97,19 @@ class ResBlock(nn.Module):
 
     Nine tenths of the vocoder's time goes by here. On a CPU a two-dimensional convolution with channels
     last does it in half the time of a one-dimensional one, so the frames are laid out as an image of
-    one line.
+    one line. causal: no frame sees a later one.
     """
 
-    def __init__(self, channels: int, kernel: int, operations, device=None, dtype=None):
+    def __init__(self, channels: int, kernel: int, operations, device=None, dtype=None, causal: bool = False):
         super().__init__()
 
         def conv(dilation: int) -> nn.Module:
             return operations.Conv2d(
                 channels, channels, (1, kernel), dilation=(1, dilation),
-                padding=(0, dilation * (kernel - 1) // 2), device=device, dtype=dtype)
+                padding=(0, 0 if causal else dilation * (kernel - 1) // 2), device=device, dtype=dtype)
+
+        # Frames before the first that a causal convolution reads.
+        self.before = [dilation * (kernel - 1) if causal else 0 for dilation in (*DILATIONS, 1)]
 
         self.convs1 = nn.ModuleList(conv(dilation) for dilation in DILATIONS)
         self.convs2 = nn.ModuleList(conv(1) for _ in DILATIONS)
@@ -107,9 +118,26 @@ class ResBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, 1, F) -> (B, C, 1, F)"""
-        for snake1, conv1, snake2, conv2 in zip(self.activations1, self.convs1, self.activations2, self.convs2):
-            x = conv2(snake2(conv1(snake1(x)))).add_(x)
+        rounds = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.before)
+        for snake1, conv1, snake2, conv2, before in rounds:
+            x = conv2(snake2(conv1(snake1(x, before)), self.before[-1])).add_(x)
         return x
+
+
+def mean_of(blocks: Sequence[ResBlock], x: Tensor) -> Tensor:
+    """(B, C, 1, F) -> (B, C, 1, F), the mean of what the blocks make of it"""
+    total = blocks[0](x)
+    for block in blocks[1:]:
+        total.add_(block(x))
+    return total.div_(len(blocks))
+
+
+def wave_of(x: Tensor) -> Tensor:
+    """Log magnitudes and phases (B, 2 * BINS, F) -> (B, 4 * (F - 1)) within +-0.99"""
+    magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
+    angle = torch.sin(x[:, BINS:])
+    wave = istft(torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1))
+    return wave.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
 
 
 class PitchPredictor(nn.Module):
@@ -200,13 +228,5 @@ class HiFT(nn.Module):
             if stage == len(self.ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")    # the STFT has one frame more than hops
             x = as_line(x) + self.source_resblocks[stage](as_line(self.source_downs[stage](spectrum)))
-            first, *others = self.resblocks[stage * kinds : (stage + 1) * kinds]
-            total = first(x)
-            for block in others:
-                total.add_(block(x))
-            x = total.div_(kinds)[:, :, 0]                                              # (B, C, F)
-        x = self.conv_post(F.leaky_relu(x, 0.01))
-        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
-        angle = torch.sin(x[:, BINS:])
-        wave = istft(torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1))
-        return wave.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+            x = mean_of(self.resblocks[stage * kinds : (stage + 1) * kinds], x)[:, :, 0]        # (B, C, F)
+        return wave_of(self.conv_post(F.leaky_relu(x, 0.01)))

@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kit.golden import assert_within, manifest
 from kit.vocoder import demo_vocoder, golden_vocoder, random_mel, vocoder_manifest
 from kit.voice import golden_weights
 from speechwright.checkpoint import open_checkpoint
 from speechwright.cosyvoice3.demo_vocoder import demo_config, random_state
-from speechwright.cosyvoice3.vocoder import CausalHiFT
-from speechwright.cosyvoice3.vocoder_weights import build, measure, own_shapes, published_shapes
+from speechwright.cosyvoice3.vocoder import CausalHiFT, fold_up, up_taps
+from speechwright.cosyvoice3.vocoder_weights import build, measure, plain_shapes, published_shapes
 from speechwright.s3gen.config import VocoderConfig
 
 PITCH = "f0_predictor.condnet.0"
@@ -84,6 +85,25 @@ def test_half_precision_files_load(stored):
     assert_within(module(random_mel(3)), demo_vocoder()(random_mel(3)), 1)
 
 
+def test_layers_of_comfyui(comfyui_folder):
+    import comfy.ops
+    module = build(demo_state(), operations=comfy.ops.disable_weight_init)
+    assert sum(isinstance(layer, comfy.ops.CastWeightBiasOp) for layer in module.modules()) == 81
+    assert same_wave(module, demo_vocoder())
+
+
+@pytest.mark.parametrize("kernel, rate", [(16, 8), (11, 5), (7, 3), (2, 3), (1, 4), (9, 4), (10, 4)])
+def test_folded_upsampling_is_upsampling(kernel, rate):
+    """Each frame repeated, then a convolution over the past, by the definition."""
+    rng = torch.Generator().manual_seed(kernel)
+    weight, x = torch.randn(5, 4, kernel, generator=rng), torch.randn(2, 4, 6, generator=rng)
+    expected = F.conv1d(F.pad(x.repeat_interleave(rate, dim=2), (kernel - 1, 0)), weight)
+    folded = fold_up(weight, rate)
+    assert folded.shape == (rate * 5, 4, up_taps(kernel, rate))
+    found = F.conv1d(F.pad(x, (folded.shape[2] - 1, 0)), folded)        # (B, rate C', F)
+    assert_within(found.unflatten(1, (rate, 5)).permute(0, 2, 3, 1).flatten(2), expected, 1e-5)
+
+
 def without(name: str) -> dict:
     return {key: tensor for key, tensor in demo_state().items() if key != name}
 
@@ -129,7 +149,7 @@ def test_demo_is_small_and_the_same_each_time():
 
 
 def test_whatever_is_filled_has_a_name():
-    assert set(own_shapes(demo_vocoder())) == {
+    assert set(plain_shapes(demo_vocoder())) == {
         name.replace("parametrizations.weight.original1", "weight") for name in vocoder_manifest()
         if not name.endswith("original0")}
 
