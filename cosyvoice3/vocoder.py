@@ -40,6 +40,9 @@ HELD_FRAMES = PITCH_LOOKAHEAD_FRAMES + LOOKAHEAD_FRAMES + 1     # without finali
 CONTEXT_FRAMES = 30         # of the past that a frame of the wave depends on, but for its phase
 # That are decoded at once, 20 s: in 0.4 GB, and no tensor is above the 32 MiB from which on malloc keeps none.
 SEGMENT_FRAMES = 1000
+# Convolutions of little are computed in other ways, whose last bits differ. What is shorter is decoded with
+# silence behind it, for the start of a stream to be that of the whole.
+SHORTEST_FRAMES = 64
 
 
 def up_taps(kernel: int, rate: int) -> int:
@@ -105,7 +108,8 @@ class CausalHiFT(nn.Module):
     def pitch(self, mel: Tensor, finalize: bool = True, exact: bool = True) -> Tensor:
         """(B, M, F) -> (B, F) in Hz, or (B, F - 3) without finalize.
 
-        exact: float64 and on the CPU, as published; else float32, where the mel is.
+        exact: float64 and on the CPU, as published; else float32, where the mel is, in which the start of a
+        stream may differ from that of the whole in phase.
         """
         mel = mel.to("cpu", torch.float64) if exact else mel.float()
         return self.f0_predictor(F.pad(mel, (0, PITCH_LOOKAHEAD_FRAMES)) if finalize else mel)
@@ -129,6 +133,9 @@ class CausalHiFT(nn.Module):
         else:
             mel = mel[:, :, : source.shape[2] // HOP_SAMPLES]
             spectrum = spectrum[:, :, : -LOOKAHEAD_FRAMES * HOP_SAMPLES // FFT_HOP_SAMPLES]
+        frames, short = spectrum.shape[2], max(0, SHORTEST_FRAMES + LOOKAHEAD_FRAMES - mel.shape[2])
+        mel = F.pad(mel, (0, short))
+        spectrum = F.pad(spectrum, (0, short * HOP_SAMPLES // FFT_HOP_SAMPLES))
         x = self.conv_pre(as_line(mel))                                                 # (B, C, 1, F)
         kinds = len(self.resblocks) // len(self.ups)
         for stage, rate in enumerate(RATES):
@@ -142,7 +149,7 @@ class CausalHiFT(nn.Module):
             beside[..., :extra].add_(x[..., 1 : 1 + extra])
             beside[..., extra:].add_(x)
             x = mean_of(self.resblocks[stage * kinds : (stage + 1) * kinds], beside)
-        x = behind_past(self.conv_post, x, 0.01)[:, :, 0]
+        x = behind_past(self.conv_post, x, 0.01)[:, :, 0, :frames]
         wave = wave_of(x.contiguous())
         return wave if finalize else wave[:, :-HOP_SAMPLES]
 

@@ -87,14 +87,13 @@ def test_lengths(frames):
     assert wave.isfinite().all() and (frames == 0 or 0.01 < wave.abs().max() <= 0.99)
 
 
-@pytest.mark.parametrize("frames", [9, 10, 20, 47])
+@pytest.mark.parametrize("frames", [9, 10, 13, 14, 17, 20, 22, 36, 47, 59])
 def test_a_stream_is_the_beginning_of_the_whole(frames):
-    """Another length may choose another way to convolve, whose last bits differ."""
-    vocoder, mel = golden_vocoder(), random_mel(60)
-    whole = vocoder(mel, seed=3)
+    """Convolutions of little are computed in other ways, so a short beginning used to be off in its last bits."""
+    vocoder, mel = golden_vocoder(), random_mel(60, seed=1)
     found = vocoder(mel[:, :, :frames], seed=3, finalize=False)
     assert found.shape == (1, HOP_SAMPLES * (frames - HELD_FRAMES))
-    assert_within(found, whole[:, : found.shape[1]], SAME)
+    assert_within(found, vocoder(mel, seed=3)[:, : found.shape[1]], SAME)
 
 
 @pytest.mark.parametrize("finalize", [True, False])
