@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from ..assembly import Shapes
 from ..qwen import MLP, Attention, KVCache, RMSNorm, Rotation, rotation
+from .sampling import draw, schedule
 
 RESIDUALS = 9       # codebooks below the semantic one, so layers of the chain
 FIRST = "layers.0."
-SMALLEST_TEMPERATURE = 1e-20        # any score over it is still finite
 
 State = dict[str, Any]
 
@@ -179,11 +179,11 @@ class MTP(nn.Module):
         codes = state["codes"]
         hidden = state["states"][0][:, lo:hi].to(self.dtype)
         turn = self._turn(lo, hi, codes.device)
-        counts = unmask_counts(hi - lo, rounds)
-        noise = None
+        counts = [count for count in schedule(hi - lo, rounds) if count]
+        times = None
         if temperature > 0:
             shape = (hi - lo, RESIDUALS, len(counts), self.config.residual_rows)
-            noise = gumbel(state["seed"], lo, shape).to(codes.device)
+            times = race(state["seed"], lo, shape).to(codes.device)
         decided, sound = [codes[0, lo:hi]], torch.ones((), dtype=torch.bool, device=codes.device)
         for depth, head in enumerate(self.heads):
             run = partial(self._run, state, depth, decided[-1], hidden=hidden, turn=turn)
@@ -191,7 +191,7 @@ class MTP(nn.Module):
             for turned, count in enumerate(counts):
                 scores = head(run(own)[0].float()).float()
                 sound = sound & scores.isfinite().all()
-                ids, chance = draw(scores, temperature, top_k, None if noise is None else noise[:, depth, turned])
+                ids, chance = pick(scores, temperature, top_k, None if times is None else times[:, depth, turned])
                 own = self._fix(own, ids, chance, count)
             hidden = run(own)
             decided.append(own)
@@ -251,34 +251,27 @@ class MTP(nn.Module):
                              "codes of the Fish 44.1 kHz codec for each frame.")
 
 
-def unmask_counts(frames: int, rounds: int) -> list[int]:
-    """How many frames are decided in each round, by the cosine schedule; rounds that decide none are left out."""
-    left = [math.floor(frames * math.cos(math.pi / 2 * (done + 1) / rounds)) for done in range(rounds)]
-    return [before - after for before, after in itertools.pairwise([frames, *left]) if before > after]
-
-
-def gumbel(seed: int, frame: int, shape: tuple[int, ...]) -> Tensor:
-    """float32 noise on the CPU for the block that begins at ``frame``, from these numbers alone.
+def race(seed: int, frame: int, shape: tuple[int, ...]) -> Tensor:
+    """float32 on the CPU for the block that begins at ``frame``, from these numbers alone, for ``pick`` to draw with.
 
     The frames come first, so a block that is cut short draws what the whole one would have drawn.
     """
     # A generator looks at 32 bits of its seed, and neighbours must not share theirs; nor may the backbone's draws.
     digest = hashlib.blake2b(f"depth {seed % 2**64} {frame}".encode(), digest_size=8).digest()
     rng = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-    return -(-torch.rand(shape, generator=rng).log()).log()
+    return -torch.rand(shape, generator=rng).log()
 
 
-def draw(scores: Tensor, temperature: float, top_k: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """float32 (S, V), and Gumbel noise of that shape where it is warm -> int64 (S,), float32 (S,)
+def pick(scores: Tensor, temperature: float, top_k: int, times: Tensor | None) -> tuple[Tensor, Tensor]:
+    """float32 (S, V), and their ``race`` where it is warm -> int64 (S,), float32 (S,)
 
-    An id for each frame, and the probability that it had. The highest score with noise is a draw by probability.
+    An id for each frame, and its probability; where it is cold, the one that it has at temperature 1.
     """
-    if temperature > 0:
-        scores = scores / max(temperature, SMALLEST_TEMPERATURE)
-        if 0 < top_k < scores.shape[1]:
-            scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], float("-inf"))
-    ids = (scores if noise is None else scores + noise).argmax(dim=1)
-    return ids, scores.softmax(dim=1).gather(1, ids[:, None])[:, 0]
+    if temperature == 0:
+        return draw(scores, 1.0, None)
+    if 0 < top_k < scores.shape[1]:
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], float("-inf"))
+    return draw(scores, temperature, times)
 
 
 def _check_options(

@@ -122,15 +122,13 @@ def plain_layer(
     y, half = norm(x, "norm_attention"), TINY.head_width // 2
     angle = torch.arange(len(x))[:, None].double() * TINY.rope_theta ** (-torch.arange(half).double() / half)
     turn = torch.polar(torch.ones_like(angle), angle)
+    heads = {letter: (y @ get(f"attention.{letter}_proj").T).split(TINY.head_width, dim=1) for letter in "qkv"}
+    queries, keys = ([torch.complex(*norm(head, f"attention.{letter}_norm").split(half, dim=1)) * turn
+                      for head in heads[letter]] for letter in "qk")
     outs = []
-    for head in range(TINY.heads):
-        q, k, v = (
-            (y @ get(f"attention.{letter}_proj").T).split(TINY.head_width, dim=1)[index]
-            for letter, index in (("q", head), ("k", head // 3), ("v", head // 3)))
-        q, k = (torch.complex(*norm(part, f"attention.{letter}_norm").split(half, dim=1)) * turn
-                for letter, part in (("q", q), ("k", k)))
-        scores = (q @ k.conj().T).real / math.sqrt(TINY.head_width)
-        outs.append(scores.masked_fill(~seen, -math.inf).softmax(dim=1) @ v)
+    for index, query in enumerate(queries):
+        scores = (query @ keys[index // 3].conj().T).real / math.sqrt(TINY.head_width)
+        outs.append(scores.masked_fill(~seen, -math.inf).softmax(dim=1) @ heads["v"][index // 3])
     x = x + torch.cat(outs, dim=1) @ get("attention.o_proj").T
     y = norm(x, "norm_mlp")
     x = x + (F.silu(y @ get("mlp.gate_proj").T) * (y @ get("mlp.up_proj").T)) @ get("mlp.down_proj").T
