@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from kit.golden import assert_within
 from kit.vocoder import FINALIZE, demo_vocoder, golden_vocoder, random_mel
@@ -114,12 +114,12 @@ def test_a_table_of_noise_serves_segments_too():
     assert_within(vocoder(mel, noise=table(), segment=13), vocoder(mel, noise=table()), NEARLY)
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchFunctionMode):
     """Counts the numbers of the largest tensor that is computed meanwhile."""
 
     numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.numbers = max(self.numbers, result.numel())
