@@ -177,7 +177,7 @@ def blocks_cached(
         raise ValueError(f"max_frames: {most} leaves nothing to speak after the {begun.shape[1]} frames of "
                          "target_prefix; give more, or a shorter beginning." if begun.shape[1] else
                          f"max_frames: {most} is not possible; give 1 or more.")
-    return _speak(model, scene, begun, most, setting, seed % 2**64, mtp_prompt, on_block, on_step, device)
+    return _speak(model, scene, begun, most, setting, int(seed) % 2**64, mtp_prompt, on_block, on_step, device)
 
 
 def speech_frames(clean: Tensor, end: int = END_ID) -> int:

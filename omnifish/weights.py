@@ -121,9 +121,9 @@ def _matching(
         stray = [f"{name} {shape}" for name, shape in shapes.items() if expected.get(name) != shape]
         names = f"{', '.join(stray[:MAX_NAMES]) or 'none'}{', ...' * (len(stray) > MAX_NAMES)}"
         raise ValueError(
-            f"{source}: backbone, embedding and head are those of {NAME}; the depth decoder is none that this pack knows "
-            f"(looked for {problem}). Tensors without a place: {names}. Choose semantic-only to speak without it, rough "
-            f"but intelligible, or another file. {_report(shapes)}") from problem
+            f"{source}: backbone, embedding and head are those of {NAME}; the depth decoder is none that this pack "
+            f"knows (looked for {problem}). Tensors without a place: {names}. Choose semantic-only to speak without "
+            f"it, rough but intelligible, or another file. {_report(shapes)}") from problem
     return config
 
 
