@@ -1,4 +1,4 @@
-"""From a file to a model that ComfyUI manages: header, family, sizes, module, patcher.
+"""From what the user chose to a model that ComfyUI manages: files, family, sizes, modules, patchers.
 
 ``SpeechModel`` is what a SPEECH_MODEL wire carries. It owns its weights: ComfyUI's cache of the loader's
 output is the only thing that keeps them alive, and its memory management moves them.
@@ -20,12 +20,11 @@ import folder_paths
 import torch
 from safetensors.torch import save_file
 
-from . import hub, s3gen
+from . import cosyvoice3, files, hub, s3gen
 from .checkpoint import Checkpoint, open_checkpoint
-from .wires import S3_V2
+from .parts import Opened, Part
+from .wires import MAKERS
 
-FOLDER_KEYS = ("tts", "TTS")    # under models/, and in extra_model_paths.yaml; packs use both
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_VOICES = 16                 # read voices that a model keeps, a few hundred kilobytes each
 
@@ -34,27 +33,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Family:
-    """One family of models, as the loader sees it."""
+    """A kind of checkpoint that one file holds."""
 
     name: str
-    telltale: frozenset[str]            # names that its checkpoints hold, and no other family's
-    token_kind: str                     # of the tokens that it reads and decodes
-    dtypes: tuple[torch.dtype, ...]     # that it may run in; the first is what "auto" takes
-    parts: Mapping[str, tuple[str, ...]]        # what is loaded and moved together; the first at once
-    measure: Callable                   # (shapes, source) -> config; an error where tensors lack or do not fit
-    build: Callable                     # (tensors, operations, dtype, parts, config, source) -> module
-    demos: Mapping[str, Callable[[], dict]]     # title -> small random weights by the published names
+    telltale: frozenset[str]                    # names that its checkpoints hold, and no other family's
+    open: Callable[[Checkpoint], Opened]        # an error where tensors lack or do not fit
     published: Mapping[str, hub.Published]      # path below models/tts -> the checkpoint that belongs there
 
 
+@dataclass(frozen=True)
+class Demo:
+    """Small random weights, written to files and loaded like any others."""
+
+    files: Mapping[str, Callable[[], dict]]     # name -> tensors by the published names
+    open: Callable[[Path], Opened]              # the folder that has them
+
+
 FAMILIES = (
-    Family(
-        name="S3Gen", telltale=s3gen.weights.TELLTALE, token_kind=S3_V2, dtypes=s3gen.weights.DTYPES,
-        parts={"synthesis": s3gen.model.SYNTHESIS_PARTS, "reference": s3gen.model.REFERENCE_PARTS},
-        measure=s3gen.weights.measure, build=s3gen.weights.build, demos=s3gen.demo.DEMOS,
-        published=s3gen.weights.PUBLISHED,
-    ),
+    Family("S3Gen", s3gen.weights.TELLTALE, s3gen.checkpoint.open_model, s3gen.weights.PUBLISHED),
 )
+DEMOS = {
+    **{title: Demo({"s3gen.safetensors": make}, lambda folder: s3gen.checkpoint.open_model(
+        open_checkpoint(folder / "s3gen.safetensors"))) for title, make in s3gen.demo.DEMOS.items()},
+    **{title: Demo(make, lambda folder: cosyvoice3.folder.open_folder(
+        folder, text_tokenizer=cosyvoice3.tokenizer.demo)) for title, make in cosyvoice3.demo.DEMOS.items()},
+}
 
 
 def identify(names: set[str], source: str) -> Family:
@@ -64,46 +67,12 @@ def identify(names: set[str], source: str) -> Family:
         return found[0]
     known = ", ".join(family.name for family in FAMILIES)
     problem = "several fit" if found else "none fits"
+    belongs = cosyvoice3.folder.belonging(names)
+    advice = (f"It is {belongs} of CosyVoice: choose the family CosyVoice and the folder of this file." if belongs else
+              "Choose a checkpoint of one of them.")
     raise ValueError(
         f"{source}: of the model families ({known}) {problem} its {len(names)} tensors, such as "
-        f"{', '.join(sorted(names)[:3])}. Choose a checkpoint of one of them.")
-
-
-def roots() -> list[Path]:
-    """The folders that are searched, each once, the first being where new files belong."""
-    folders = [Path(folder_paths.models_dir, key) for key in FOLDER_KEYS]
-    for key in FOLDER_KEYS:
-        if key in folder_paths.folder_names_and_paths:
-            folders += map(Path, folder_paths.get_folder_paths(key))
-    seen: dict[str, Path] = {}
-    for folder in folders:
-        seen.setdefault(os.path.realpath(folder), folder)
-    return list(seen.values())
-
-
-def register_folders() -> None:
-    """Tell ComfyUI of our folders, beside those that extra_model_paths.yaml names."""
-    for key in FOLDER_KEYS:
-        folder_paths.add_model_folder_path(key, os.path.join(folder_paths.models_dir, key))
-
-
-def checkpoint_names() -> list[str]:
-    """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first.
-
-    Links are followed, but for those to a folder above themselves. What is hidden is left out: a download that
-    has not ended, or what other systems add to a disk.
-    """
-    names: dict[str, None] = {}
-    for root in roots():
-        for folder, below, files in os.walk(root, followlinks=True):
-            here = Path(os.path.realpath(folder))
-            below[:] = [name for name in below if not name.startswith(".")
-                        and not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
-            for file in files:
-                usable = file.lower().endswith(SUFFIXES) and not file.startswith(".")
-                if usable and os.path.exists(os.path.join(folder, file)):       # a link may point nowhere
-                    names[Path(folder, file).relative_to(root).as_posix()] = None
-    return sorted(names, key=lambda name: ("s3gen" not in name.lower(), name.lower(), name))
+        f"{', '.join(sorted(names)[:3])}. {advice}")
 
 
 def published_checkpoints() -> dict[str, hub.Published]:
@@ -113,61 +82,49 @@ def published_checkpoints() -> dict[str, hub.Published]:
 
 def checkpoint_choices() -> list[str]:
     """The checkpoints that are here, then those that could be fetched."""
-    return list(dict.fromkeys((*checkpoint_names(), *published_checkpoints())))
+    return list(dict.fromkeys((*files.checkpoint_names(), *published_checkpoints())))
 
 
-def find_checkpoint(name: str, download: bool = False,
-                    on_progress: Callable[[int, int], None] = hub.unwatched) -> Path:
-    """The file of that name in the first root that has it.
-
-    download: fetch what is published and in no root into the first one; on_progress is told of it (bytes that
-    are here, bytes in all). ``FileNotFoundError`` says where was looked and where the file is to be had.
-    """
-    relative = Path(name.replace("\\", "/"))
-    if not name.strip() or relative.is_absolute() or any(part.startswith(".") for part in relative.parts):
-        raise ValueError(f"checkpoint: {name!r} is not a path inside models/tts; choose one from the list.")
-    folders = roots()
-    for root in folders:
-        if (root / relative).is_file():
-            return root / relative
-    published = published_checkpoints()
-    wanted = published.get(relative.as_posix())
-    if wanted and download:
-        return hub.fetch(wanted, folders[0] / relative, on_progress)
-    advice = (f"It is {wanted}: switch `download` on to fetch it, or put it at {folders[0] / relative}" if wanted else
-              f"Put the file there, or choose what can be fetched ({'; '.join(map(str, published.values()))})")
-    raise FileNotFoundError(f"checkpoint: {name!r} is in none of {', '.join(map(str, folders))}. {advice}, "
-                            "and press R to refresh the list.")
+def folder_choices() -> list[str]:
+    """The folders of CosyVoice that are here, then those that could be fetched."""
+    return list(dict.fromkeys((*files.folder_names(cosyvoice3.folder.marks()), *cosyvoice3.folder.PUBLISHED)))
 
 
-def stamp(name: str) -> str:
-    """What changes when the file of that name does: path, size and time; for a missing file its name."""
+def checkpoint_stamp(name: str) -> str:
+    """What changes when the file of that name does; for a missing one its name."""
     try:
-        path = find_checkpoint(name)
-        status = path.stat()
+        return files.stamp([files.find_checkpoint(name, {})])
     except (OSError, ValueError):
         return name
-    return f"{path}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def folder_stamp(name: str) -> str:
+    """What changes when a file in the folder of that name does; for a missing one its name."""
+    try:
+        folder = files.find_folder(name, {}, cosyvoice3.folder.find)
+        return files.stamp(sorted(path for path in folder.rglob("*") if path.is_file()))
+    except (OSError, ValueError):
+        return name
 
 
 class SpeechModel:
-    """A loaded checkpoint: its family and sizes, its patchers, and the voices that it has read.
+    """A loaded model: its family and sizes, its patchers, and what it has read of voices.
 
-    The parts that speak are loaded with it; those that read recordings when first needed.
+    Its first part is loaded with it, the others when first needed.
     """
 
-    def __init__(self, family: Family, checkpoint: Checkpoint, reopen: Callable[[], Checkpoint], source: str,
-                 dtype: torch.dtype, device: torch.device):
-        self.family, self.source, self.dtype, self.device = family, source, dtype, device
-        self._reopen = reopen
-        self.config = family.measure(checkpoint.shapes, source)
+    def __init__(self, opened: Opened, precision: str, device: torch.device):
+        self.family, self.source, self.token_kind = opened.family, opened.source, opened.token_kind
+        self.config, self.text_tokenizer, self.device = opened.config, opened.text_tokenizer, device
+        self._opened, self._dtype = opened, _dtype(opened, precision)
+        self._before = {name: files.stamp(part.files) for name, part in opened.parts.items()}
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}
-        self._voices: OrderedDict[str, dict] = OrderedDict()
-        self._add(next(iter(family.parts)), checkpoint)
+        self._voices: OrderedDict[str, object] = OrderedDict()
+        self._patcher(next(iter(opened.parts)))
 
     @property
     def patcher(self):
-        """The patcher of the main part, by which ComfyUI knows a model."""
+        """The patcher of the first part, by which ComfyUI knows a model."""
         return next(iter(self._patchers.values()))
 
     def get_models(self) -> list:
@@ -178,96 +135,112 @@ class SpeechModel:
         """Whether ComfyUI streams the weights, by which its caches decide what to keep."""
         return getattr(self.patcher, "is_dynamic", lambda: False)()
 
-    def _patcher(self, part: str):
-        if part not in self._patchers:
-            self._add(part, self._reopen())
-        return self._patchers[part]
+    def dtype(self, name: str) -> torch.dtype:
+        """What a part runs in: what the user chose, where it can; else what it does best on the device."""
+        part: Part = self._opened.parts[name]
+        if self._dtype in part.dtypes:
+            return self._dtype
+        on_gpu = part.on_gpu is not None and self._dtype is None and self.device.type == "cuda"
+        if on_gpu and comfy.model_management.should_use_bf16(self.device):
+            return part.on_gpu
+        return part.dtypes[0]
 
-    def _add(self, part: str, checkpoint: Checkpoint) -> None:
-        prefixes = tuple(f"{name}." for name in self.family.parts[part])
-        # Weights made in ComfyUI's inference mode could not be used outside it.
-        with torch.inference_mode(False):
-            tensors = checkpoint.read(lambda name: name.startswith(prefixes))
-            module = self.family.build(
-                tensors, operations=comfy.ops.disable_weight_init, dtype=self.dtype,
-                parts=self.family.parts[part], config=self.config, source=self.source)
-        comfy.model_management.archive_model_dtypes(module)
-        self._patchers[part] = comfy.model_patcher.CoreModelPatcher(
-            module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
+    def _patcher(self, name: str):
+        if name not in self._patchers:
+            part = self._opened.parts[name]
+            if files.stamp(part.files) != self._before[name]:
+                raise ValueError(f"{' and '.join(map(str, part.files))}: the file has changed or gone since it was "
+                                 "loaded; queue the loader again.")
+            # Weights made in ComfyUI's inference mode could not be used outside it.
+            with torch.inference_mode(False):
+                module = part.build(comfy.ops.disable_weight_init, self.dtype(name))
+            comfy.model_management.archive_model_dtypes(module)
+            self._patchers[name] = comfy.model_patcher.CoreModelPatcher(
+                module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
+        return self._patchers[name]
 
     @contextmanager
-    def loaded(self, part: str, working_bytes: int) -> Iterator[torch.nn.Module]:
-        """The network of one part, where it computes (``self.device``), with room for its work."""
-        patcher = self._patcher(part)
-        comfy.model_management.load_models_gpu([patcher], memory_required=working_bytes, force_full_load=True)
-        yield patcher.model
+    def loaded(self, parts: str | tuple[str, ...], working_bytes: int) -> Iterator:
+        """The network of one part, or those of several, where they compute (``self.device``), with room to work."""
+        names = (parts,) if isinstance(parts, str) else parts
+        patchers = [self._patcher(name) for name in names]
+        comfy.model_management.load_models_gpu(patchers, memory_required=working_bytes, force_full_load=True)
+        networks = tuple(patcher.model for patcher in patchers)
+        yield networks[0] if isinstance(parts, str) else networks
 
-    def voice(self, content_hash: str, read: Callable[[], dict]) -> dict:
-        """What ``read`` makes of the recording with that hash; asked for once, then remembered."""
-        if content_hash not in self._voices:
-            self._voices[content_hash] = read()
+    def voice(self, key: str, read: Callable[[], object]) -> object:
+        """What ``read`` makes of the recording that ``key`` stands for; asked for once, then remembered."""
+        if key not in self._voices:
+            self._voices[key] = read()
             while len(self._voices) > MAX_VOICES:
                 self._voices.popitem(last=False)
-        self._voices.move_to_end(content_hash)
-        return self._voices[content_hash]
+        self._voices.move_to_end(key)
+        return self._voices[key]
 
-    def require(self, family: str, node: str) -> None:
-        """``ValueError`` unless this is a model of that family."""
-        if self.family.name != family:
-            raise ValueError(f"{node}: the model is {self.family.name} ({self.source}); connect a model of {family}.")
+    def require_kind(self, kind: str, node: str) -> None:
+        """``ValueError`` unless the model's tokens are of that kind."""
+        if self.token_kind != kind:
+            raise ValueError(f"{node}: {self.family} ({self.source}) reads {self.token_kind} tokens, and {kind} are "
+                             f"needed; connect {MAKERS[kind]}.")
+
+    def require(self, node: str, *parts: str) -> None:
+        """``ValueError`` naming the first of these parts that the model has not got, and what to do."""
+        for part in parts:
+            if problem := self._opened.lack(part):
+                raise ValueError(f"{node}: {problem}")
 
 
 def load(name: str, precision: str = "auto", device: str = "auto", download: bool = False,
-         on_progress: Callable[[int, int], None] = hub.unwatched) -> SpeechModel:
-    """Load the checkpoint of that name in models/tts, which ``find_checkpoint`` fetches if it may."""
-    path = find_checkpoint(name, download, on_progress)
-    before = stamp(name)
-    checkpoint = open_checkpoint(path)
-    family = identify(set(checkpoint.shapes), str(path))
+         on_progress: files.OnProgress = hub.unwatched) -> SpeechModel:
+    """Load the checkpoint of that name in models/tts, which is fetched if it may be."""
+    checkpoint = open_checkpoint(files.find_checkpoint(name, published_checkpoints(), download, on_progress))
+    family = identify(set(checkpoint.shapes), str(checkpoint.path))
+    return SpeechModel(family.open(checkpoint), precision, _device(device))
 
-    def reopen() -> Checkpoint:
-        if stamp(name) != before:
-            raise ValueError(f"{path}: the file has changed or gone since it was loaded; queue the loader again.")
-        return open_checkpoint(path)
 
-    return SpeechModel(family, checkpoint, reopen, str(path), _dtype(family, precision), _device(device))
+def load_folder(name: str, lm: str = cosyvoice3.folder.BASE, precision: str = "auto", device: str = "auto",
+                download: bool = False, on_progress: files.OnProgress = hub.unwatched) -> SpeechModel:
+    """Load the folder of CosyVoice of that name in models/tts, of which what is missing is fetched if it may be."""
+    folder = files.find_folder(name, cosyvoice3.folder.published(files.inside(name, "folder").as_posix(), lm),
+                               cosyvoice3.folder.find, download, on_progress)
+    opened = cosyvoice3.folder.open_folder(
+        folder, lm, vocabulary=Path(comfy.model_management.__file__).with_name("text_encoders") / "qwen25_tokenizer",
+        cache=Path(folder_paths.get_user_directory(), "speechwright", "cache"))
+    if opened.missing:
+        logger.warning("%s is not whole: %s missing; nodes that need them will say so.", folder,
+                       ", ".join(name for names in opened.missing.values() for name in names))
+    return SpeechModel(opened, precision, _device(device))
 
 
 def load_demo(title: str, precision: str = "auto", device: str = "auto") -> SpeechModel:
-    """Tiny random weights, written to ComfyUI's temporary folder and loaded like any other checkpoint."""
-    demos = {title: family for family in FAMILIES for title in family.demos}
-    if title not in demos:
-        raise ValueError(f"demo: {title!r} is not one of {', '.join(demos)}.")
-
-    def open_source() -> Checkpoint:
-        folder = Path(folder_paths.get_temp_directory())
-        path = folder / f"speechwright_demo_{title.replace(' ', '_')}.safetensors"
-        if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}.part")
-            save_file(demos[title].demos[title](), unfinished)
-            unfinished.replace(path)
-        return open_checkpoint(path)
-
+    """Tiny random weights, written to ComfyUI's temporary folder and loaded like any others."""
+    if title not in DEMOS:
+        raise ValueError(f"demo: {title!r} is not one of {', '.join(DEMOS)}.")
+    demo, folder = DEMOS[title], Path(folder_paths.get_temp_directory(), f"speechwright_demo_{title.replace(' ', '_')}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, make in demo.files.items():
+        if not (folder / file).is_file():
+            unfinished = folder / f"{file}.{os.getpid()}.part"
+            save_file(make(), unfinished)
+            unfinished.replace(folder / file)
     logger.warning("Demo weights are random: what they say is noise, of the right length.")
-    checkpoint = open_source()
-    family = identify(set(checkpoint.shapes), title)
-    return SpeechModel(family, checkpoint, open_source, f"Demo {title}", _dtype(family, precision), _device(device))
+    return SpeechModel(demo.open(folder), precision, _device(device))
 
 
-def demo_titles() -> list[str]:
-    """Every demo of every family."""
-    return [title for family in FAMILIES for title in family.demos]
-
-
-def _dtype(family: Family, precision: str) -> torch.dtype:
-    allowed = {name: dtype for name, dtype in PRECISIONS.items() if dtype in family.dtypes}
+def _dtype(opened: Opened, precision: str) -> torch.dtype | None:
+    """None for the best of each part."""
+    allowed = {name: dtype for name, dtype in PRECISIONS.items() if dtype in opened.dtypes}
     if precision != "auto" and precision not in allowed:
-        raise ValueError(f"precision: {family.name} does not run in {precision}; choose auto, {', '.join(allowed)}.")
-    return family.dtypes[0] if precision == "auto" else allowed[precision]
+        raise ValueError(f"precision: {opened.family} does not run in {precision}; choose auto, {', '.join(allowed)}.")
+    return allowed.get(precision)
 
 
 def _device(device: str) -> torch.device:
     if device not in ("auto", "cpu"):
         raise ValueError(f"device: {device!r} is not known; choose auto or cpu.")
     return torch.device("cpu") if device == "cpu" else comfy.model_management.get_torch_device()
+
+
+def demo_titles() -> list[str]:
+    """Every demo of every family."""
+    return list(DEMOS)

@@ -21,6 +21,13 @@ DECODERS = {
     FISH_44K: "Decode Fish Codes",
 }
 
+# Who reads recordings as tokens of each kind.
+MAKERS = {
+    S3_V2: "S3Gen, or CosyVoice2 with its speech tokenizer",
+    S3_V3: "CosyVoice3 with its speech tokenizer",
+    FISH_44K: "OGG TTS",
+}
+
 ONE_CODEBOOK = (S3_V2, S3_V3)
 
 MAX_PAUSE_S = 600.0     # longer is a slip, such as milliseconds written as seconds
@@ -45,10 +52,39 @@ class Voice:
 
 
 @dataclass(frozen=True, eq=False)
+class PromptPiece:
+    """What is spoken in one breath: its text, the same as the family's sampler reads it, and silence behind it.
+
+    ``voice`` speaks it; None: whoever is connected to the decoder.
+    """
+    text: str
+    content: object
+    pause_s: float = 0.0
+    voice: Voice | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechPrompt:
+    """What a sampler needs: a text in pieces, encoded for the models of one ``family``."""
+    family: str
+    pieces: tuple[PromptPiece, ...]
+
+    def require(self, family: str, node: str) -> None:
+        """ValueError unless this prompt is for ``family``, which the model at ``node`` is of."""
+        if self.family != family:
+            raise ValueError(f"{node}: the prompt is for {self.family}; this model is {family}. Connect the same model "
+                             "to Encode Speech Prompt and to this node.")
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens spoken in one breath: ``ids`` (K, F) int64 on the CPU, then ``pause_s`` seconds of silence."""
+    """Tokens spoken in one breath: ``ids`` (K, F) int64 on the CPU, then ``pause_s`` seconds of silence.
+
+    ``voice`` is the one that they were made for, or None.
+    """
     ids: Tensor
     pause_s: float = 0.0
+    voice: Voice | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.ids.shape)
@@ -70,14 +106,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class SpeechTokens:
-    """Discrete speech: for each row of the batch its pieces, all of one codebook ``kind``.
-
-    ``voice`` is the one that the tokens were made for, or None.
-    """
+    """Discrete speech: for each row of the batch its pieces, all of one codebook ``kind``."""
     kind: str
     frames_per_second: float
     batch: tuple[tuple[Piece, ...], ...]
-    voice: Voice | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DECODERS:

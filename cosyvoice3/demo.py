@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..s3gen import demo as s3gen_demo
+from ..s3gen.weights import own_name
 from .config import LAYERS, TEXT_TABLE, LMConfig
 from .lm import SpeechLM
 from .weights import TEXT_HEAD, published_shapes
@@ -74,4 +76,16 @@ def _shape_scores(state: dict[str, Tensor], config: LMConfig) -> None:
     head[ids.eos, KIND] = -STOP_SLOPE * share - STOP_SCORE / MARK
 
 
-DEMOS = {f"CosyVoice{version}": lambda version=version: random_state(demo_config(version)) for version in (2, 3)}
+def speech_tokenizer_state() -> dict[str, Tensor]:
+    """A speech tokenizer, by our names."""
+    prefix, state = "tokenizer.", s3gen_demo.random_state(s3gen_demo.demo_config())
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()
+            if name.startswith(prefix) and own_name(name)}
+
+
+# Title -> file -> what makes it. The tokens of version 2 are also S3Gen's, whose demo reads recordings for it.
+DEMOS = {
+    "CosyVoice2": {"llm.safetensors": lambda: random_state(demo_config(2))},
+    "CosyVoice3": {"llm.safetensors": lambda: random_state(demo_config(3)),
+                   "speech_tokenizer_v3.safetensors": speech_tokenizer_state},
+}

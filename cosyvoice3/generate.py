@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,17 @@ if TYPE_CHECKING:
     from .prompt import Prompt
 
 END, LOOP, BUDGET = "end", "loop", "budget"
+ENDINGS = {END: "its end id", LOOP: "the stop rule against loops", BUDGET: "its budget of tokens"}
 
 # What the tokens of CosyVoice3 spell silence and breath with. Those of version 2 mean something else.
 SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
 
-OnToken = Callable[[int, int], None]    # (done, at most), may raise to cancel
+GROUP_BYTES = 2**29         # of keys and values that are held at once; further pieces wait for their turn
+WORKING_BYTES = GROUP_BYTES + 2**28     # beside the weights, all in all
+GROUP_ROWS = 16             # beyond, a row costs about as much together as alone
+USUAL_RATE = 5.0            # speech tokens per text id, where no voice shows its pace
+
+OnToken = Callable[[int, int], None]    # (done, likely in the end), may raise to cancel
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +132,14 @@ class _Row:
                 trim_at_budget(self.ids)
 
 
+def report(texts: Sequence[str], takes: Sequence[Take]) -> str:
+    """A line for each piece: how long it is, how it ended, and what it took."""
+    return "\n".join(
+        f"piece {number} of {len(takes)}: {len(take.ids)} tokens, {take.seconds:.2f} s, {take.redraws} redraws, "
+        f"ended by {ENDINGS[take.ended]}, {take.retries} retries: {text}"
+        for number, (text, take) in enumerate(zip(texts, takes), 1))
+
+
 def cap_pauses(ids: list[int], cap: int) -> list[int]:
     """``ids`` with at most ``cap`` silent ones in a row; 0 leaves them as they are."""
     kept, run = [], 0
@@ -149,8 +163,9 @@ def decode(
 ) -> list[Take]:
     """Speak every prompt with the seed that stands beside it, any integer modulo 2**64.
 
-    ``on_token(done, at most)`` counts steps, each of which draws a token of every row, and may raise to
-    cancel. ``ValueError`` for a prompt that cannot be spoken, and where nothing was said.
+    Rows are decoded together as far as their caches fit into ``GROUP_BYTES``. ``on_token(done, likely)`` counts
+    steps, each of which draws a token of every such row, and may raise to cancel; in the end both are equal.
+    ``ValueError`` for a prompt that cannot be spoken, and where nothing was said.
     """
     options = options or SamplingOptions()
     device = next(lm.parameters()).device if device in (None, "auto") else torch.device(device)
@@ -158,28 +173,66 @@ def decode(
     rows: dict[int, _Row] = {}
     pending, done = list(range(len(prompts))), 0
     for retry in range(options.retries + 1):
-        batch = [_Row(index, retry, *limits(len(prompts[index].text_ids), options),
+        again = [_Row(index, retry, *limits(len(prompts[index].text_ids), options),
                       Guard() if options.stop_on_loop else None) for index in pending]
-        if not batch:
+        if not again:
             break
-        embedded = [_embed(lm, prompts[row.index], device) for row in batch]
-        folded = [fold_seed(seeds[row.index], retry=retry) for row in batch]
-        done = _decode_batch(lm, batch, embedded, folded, options, on_token, done, device)
-        rows.update((row.index, row) for row in batch)
-        pending = [row.index for row in batch if row.ended == LOOP or not row.ids]
+        groups = _groups(lm, again, prompts)
+        for number, batch in enumerate(groups):
+            left = sum(_likely(prompts, group, options) for group in groups[number:])
+
+            def heard(steps: int, before: int = done, left: int = left) -> None:
+                if on_token is not None:
+                    on_token(before + steps, before + max(left, steps + 1))
+
+            embedded = [_embed(lm, prompts[row.index], device) for row in batch]
+            folded = [fold_seed(seeds[row.index], retry=retry) for row in batch]
+            done += _decode_batch(lm, batch, embedded, folded, options, heard, device)
+        rows.update((row.index, row) for row in again)
+        pending = [row.index for row in again if row.ended == LOOP or not row.ids]
         for index in pending:
             logger.warning(
                 "Piece %d of %d %s after %d tokens with seed %d%s.", index + 1, len(prompts),
                 "fell into a loop" if rows[index].ended == LOOP else "ended", rows[index].sampled, seeds[index],
                 "; it is drawn anew" if retry < options.retries else "")
+    if on_token is not None:
+        on_token(done, done)
     return [_take(lm, rows[index], seeds[index], len(prompts), options) for index in range(len(prompts))]
+
+
+def _groups(lm: SpeechLM, rows: list[_Row], prompts: list[Prompt]) -> list[list[_Row]]:
+    """Neighbours that are decoded together, alike on every machine."""
+    groups: list[list[_Row]] = []
+    widest = longest = 0
+    for row in rows:
+        prompt = prompts[row.index]
+        width = 2 + len(prompt.prompt_text_ids) + len(prompt.text_ids) + len(prompt.speech_ids)
+        widest, longest = max(widest, width), max(longest, row.budget)
+        count = 1 + len(groups[-1]) if groups else 1
+        if not groups or count > GROUP_ROWS or lm.cache_bytes(count, widest + longest) > GROUP_BYTES:
+            groups.append([])
+            widest, longest = width, row.budget
+        groups[-1].append(row)
+    return groups
+
+
+def _likely(prompts: list[Prompt], rows: list[_Row], options: SamplingOptions) -> int:
+    """About how many tokens the longest of these rows will have."""
+    lengths = []
+    for row in rows:
+        prompt = prompts[row.index]
+        paced = prompt.prompt_text_ids and prompt.speech_ids
+        rate = len(prompt.speech_ids) / len(prompt.prompt_text_ids) if paced else USUAL_RATE
+        rate = min(max(rate, options.min_ratio), options.max_ratio)
+        lengths.append(min(row.budget, math.ceil(rate * len(prompt.text_ids))))
+    return max(lengths)
 
 
 def _decode_batch(
     lm: SpeechLM, rows: list[_Row], embedded: list[Tensor], seeds: list[int], options: SamplingOptions,
-    on_token: OnToken | None, done: int, device: torch.device,
+    heard: Callable[[int], None], device: torch.device,
 ) -> int:
-    """Draw until every row has ended; their prompts as (L, D). Returns ``done`` and the steps taken."""
+    """Draw until every row has ended; their prompts as (L, D). Returns the steps taken, which ``heard`` counts."""
     longest = max(row.budget for row in rows)
     x, first = _pad(embedded)
     cache = lm.new_cache(len(rows), x.shape[1] + longest - 1, device)
@@ -201,20 +254,19 @@ def _decode_batch(
         logits = lm.logits(hidden).to(place)
         blocked = (step < least)[:, None] & ends
         drawn, redrawn = ras_draw(logits, step=step, history=history, blocked=blocked, **setting)
-        heard = torch.stack((drawn, redrawn.long(), drawable(logits, blocked).long()), dim=1).tolist()
-        for row, (token, again, sound) in zip(rows, heard):
+        fetched = torch.stack((drawn, redrawn.long(), drawable(logits, blocked).long()), dim=1).tolist()
+        for row, (token, again, sound) in zip(rows, fetched):
             if not row.ended:
                 if not sound:
                     check_logits(logits, blocked)
                 row.hear(token, bool(again), ids.vocabulary)
-        if on_token is not None:
-            on_token(done + count, done + longest)
+        heard(count)
         if all(row.ended for row in rows):
             break
         history = torch.cat((history[:, 1:], drawn[:, None]), dim=1)
         step = step + 1
         hidden = lm(lm.embed_speech(drawn.to(device))[:, None], cache, first)[:, -1]
-    return done + count
+    return count
 
 
 def _embed(lm: SpeechLM, prompt: Prompt, device: torch.device) -> Tensor:

@@ -22,15 +22,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..s3gen.pipeline import SECONDS_PER_TOKEN
 from ..text import clean, closed, speakable, split
+from ..wires import PromptPiece, Voice
 from .tokenizer import CONTROL, END_OF_PROMPT, FIRST_TAG, SPELLED_CONTROL, TextTokenizer
 
 SYSTEM = "You are a helpful assistant."
 PIECE_IDS = 80              # of text that are spoken at once; the models were trained on sentences
+MAX_HEARD_SECONDS = 30.0    # of a recording, as in training
 USUAL_RATIO = (2.0, 20.0)   # speech tokens per text id, of speech and its transcript
 
 _FRAMES = re.compile(rf"(?:{re.escape(SYSTEM + END_OF_PROMPT)}\s*)*")
@@ -42,6 +44,12 @@ _WIDE = re.compile(f"[\u3040-\u30ff]|{_HAN}")     # scripts with a stop of their
 logger = logging.getLogger(__name__)
 
 
+AUTO, ZERO_SHOT, CROSS_LINGUAL, INSTRUCT = "auto", "zero-shot", "cross-lingual", "instruct"
+INSTRUCT_AS_VOICE = "instruct + transcript (experimental)"
+HEARS = (ZERO_SHOT, INSTRUCT_AS_VOICE)       # read how the voice spoke
+METHODS = (AUTO, ZERO_SHOT, CROSS_LINGUAL, INSTRUCT, INSTRUCT_AS_VOICE)
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Ids for one piece; the number of ``text_ids`` sets how short and how long the speech may be."""
@@ -49,6 +57,32 @@ class Prompt:
     prompt_text_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
     speech_ids: tuple[int, ...]
+
+
+def choose(method: str, transcript: str, instruction: str) -> str:
+    """The mode that ``auto`` stands for: as told, else as the voice whose words are known, else without example."""
+    if method not in METHODS:
+        raise ValueError(f"method: {method!r} is not one of {', '.join(METHODS)}.")
+    if method != AUTO:
+        return method
+    return INSTRUCT if speakable(instruction) else ZERO_SHOT if speakable(transcript) else CROSS_LINGUAL
+
+
+def encode(
+    tokenizer: TextTokenizer, texts: Sequence[str], method: str, transcript: str = "", instruction: str = "",
+    speech_ids: Iterable[int] = (),
+) -> list[Prompt]:
+    """A prompt for each of ``texts``, made by ``pieces``, in one of the modes but ``auto``.
+
+    ``HEARS`` names those that need the ids. ``ValueError`` where a mode lacks what it needs.
+    """
+    if method == ZERO_SHOT:
+        return zero_shot(tokenizer, texts, transcript, speech_ids)
+    if method == CROSS_LINGUAL:
+        return cross_lingual(tokenizer, texts)
+    if method == INSTRUCT:
+        return instruct(tokenizer, texts, instruction)
+    return instruct_as_voice(tokenizer, texts, instruction, transcript, speech_ids)
 
 
 def pieces(tokenizer: TextTokenizer, text: str, limit: int | None = PIECE_IDS) -> list[str]:
@@ -66,6 +100,50 @@ def pieces(tokenizer: TextTokenizer, text: str, limit: int | None = PIECE_IDS) -
     text = "\n".join(lines)
     said = [text] if limit is None else split(text, limit, lambda piece: len(_encode(tokenizer, finish(piece))))
     return [finish(piece) for piece in said if _speakable(piece)]
+
+
+def spoken(
+    tokenizer: TextTokenizer, text: str, voice: Voice | None, hear: Callable[[Voice], Iterable[int]],
+    method: str = AUTO, instruction: str = "", limit: int | None = PIECE_IDS,
+) -> tuple[str, list[PromptPiece]]:
+    """The mode that was taken, and a text as one voice speaks it, in pieces.
+
+    ``hear(voice)`` gives the speech ids of a recording, and is called where the mode needs them. ``ValueError``
+    for a text that cannot be spoken, and where the mode lacks a voice, its transcript or an instruction.
+    """
+    taken = choose(method, voice.transcript if voice else "", instruction)
+    texts = pieces(tokenizer, text, limit)
+    heard: Iterable[int] = ()
+    if taken in HEARS:
+        if voice is None:
+            raise ValueError(f"voices: none is connected, and {taken} goes on as one; connect a Voice with a "
+                             f"transcript, or choose {CROSS_LINGUAL} or {INSTRUCT}.")
+        if not speakable(voice.transcript):
+            raise ValueError(f"voices: {voice.name!r} has no transcript, and {taken} needs the words of the recording, "
+                             f"exactly. Write them in its Voice node, or choose {CROSS_LINGUAL}, which goes without.")
+        if voice.clip.seconds > MAX_HEARD_SECONDS:
+            raise ValueError(f"voices: {voice.name!r} is {voice.clip.seconds:.1f} s long, and {taken} takes at most "
+                             f"{MAX_HEARD_SECONDS:g} s, 3 to 10 s at best. Shorten the recording and its transcript "
+                             "alike.")
+        heard = hear(voice)
+    elif voice is not None and method == AUTO and taken == CROSS_LINGUAL:
+        logger.warning("The voice %r has no transcript: the model speaks without its accent and pace, and the decoder "
+                       "in its sound.", voice.name)
+    prompts = encode(tokenizer, texts, taken, voice.transcript if voice else "", instruction, heard)
+    return taken, [PromptPiece(said, prompt, voice=voice) for said, prompt in zip(texts, prompts)]
+
+
+def speech(
+    tokenizer: TextTokenizer, text: str, voices: Sequence[Voice], hear: Callable[[Voice], Iterable[int]],
+    method: str = AUTO, instruction: str = "", limit: int | None = PIECE_IDS,
+) -> tuple[list[PromptPiece], str]:
+    """A text as the voices speak it, in pieces, and who speaks which, line by line. Arguments as of ``spoken``."""
+    if len(voices) > 1:
+        raise ValueError(f"voices: {len(voices)} are connected, and one speaks; disconnect the others.")
+    taken, said = spoken(tokenizer, text, voices[0] if voices else None, hear, method, instruction, limit)
+    lines = [f"{number}. {piece.voice.name if piece.voice else 'voice of the decoder'} ({taken}): {piece.text}"
+             for number, piece in enumerate(said, 1)]
+    return said, "\n".join(lines)
 
 
 def zero_shot(

@@ -16,7 +16,7 @@ TELLTALE = frozenset({TEXT_TABLE, "llm_decoder.weight", "speech_embedding.weight
 DTYPES = (torch.float32, torch.bfloat16)    # of the layers; float16 overflows in some of them
 
 TEXT_HEAD = "llm.model.lm_head.weight"      # the text table once more, or what training left of it
-_UNUSED = re.compile(rf"^{re.escape(TEXT_HEAD)}$|\.rotary_emb\.inv_freq$")
+_UNUSED = re.compile(rf"^{re.escape(TEXT_HEAD)}$|\.rotary_emb\.inv_freq$|^(?:epoch|step)$")
 _FLOAT32 = re.compile(r"norm\.weight$|^llm_decoder\.")
 
 

@@ -1,4 +1,4 @@
 """The S3 speech-token stack: tokenizer, speaker encoder, mel, and S3Token2Wav of Chatterbox and CosyVoice 2."""
-from . import demo, model, pipeline, weights
+from . import checkpoint, demo, model, pipeline, weights
 
-__all__ = ["demo", "model", "pipeline", "weights"]
+__all__ = ["checkpoint", "demo", "model", "pipeline", "weights"]

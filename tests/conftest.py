@@ -99,3 +99,21 @@ def comfy(comfyui_folder: Path):
     from kit.server import running
     with running(comfyui_folder) as client:
         yield client
+
+
+@pytest.fixture
+def two_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """models/tts and another root, as extra_model_paths.yaml gives them; a third does not exist."""
+    import folder_paths
+
+    from speechwright import files
+    models, extra = tmp_path / "models", tmp_path / "elsewhere"
+    monkeypatch.setattr(folder_paths, "models_dir", str(models))
+    registered = dict(folder_paths.folder_names_and_paths)
+    registered["TTS"] = ([str(tmp_path / "missing"), str(extra)], set())
+    registered.pop("tts", None)
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", registered)
+    files.register_folders()
+    (models / "tts").mkdir(parents=True)
+    extra.mkdir()
+    return models / "tts", extra

@@ -72,11 +72,13 @@ def schemas(pack) -> dict:
     return {schema.node_id: schema for schema in found}
 
 
-def input_names(schema) -> set[str]:
-    """Every input as a saved graph names it, an option's inputs as ``choice.input``."""
+def input_names(schema, slots: bool = False) -> set[str]:
+    """Every input as a saved graph names it, an option's inputs as ``choice.input``; slots: those that grow, too."""
     names = set()
     for entry in schema.inputs:
         names.add(entry.id)
+        if slots and hasattr(entry, "template"):
+            names |= {f"{entry.id}.{slot.id}" for slot in entry.template.get_all()}
         for option in getattr(entry, "options", None) or []:
             names |= {f"{entry.id}.{inner.id}" for inner in getattr(option, "inputs", [])}
     return names
@@ -140,5 +142,5 @@ def test_workflows_name_inputs_that_exist(schemas, name):
     ours = {key: node for key, node in graph.items() if node["class_type"].startswith("Speechwright")}
     assert ours
     for key, node in ours.items():
-        assert set(node["inputs"]) <= input_names(schemas[node["class_type"]]), key
+        assert set(node["inputs"]) <= input_names(schemas[node["class_type"]], slots=True), key
     assert all(node["_meta"]["title"] for node in graph.values())

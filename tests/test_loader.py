@@ -13,7 +13,6 @@ from pathlib import Path
 
 import comfy.memory_management
 import comfy.model_management
-import folder_paths
 import pytest
 import torch
 from safetensors.torch import save, save_file
@@ -21,27 +20,15 @@ from safetensors.torch import save, save_file
 from kit.files import BROKEN_FILES, good_safetensors, pickles_with_code
 from kit.hub import Hub, allow_downloads, running_hub
 from kit.tiny import tiny_config, tiny_state
-from speechwright import loader
+from speechwright import files, loader
 from speechwright.checkpoint import Checkpoint
 from speechwright.hub import CHUNK_BYTES, Published
-from speechwright.s3gen.model import REFERENCE_PARTS, SYNTHESIS_PARTS
+from speechwright.s3gen.model import SYNTHESIS_PARTS
+from speechwright.s3gen.speaker import CAMPPlus
+from speechwright.s3gen.tokenizer import S3Tokenizer
+from speechwright.wires import S3_V3
 
 NAME = "模型 v1/ä b s3gen.safetensors"
-
-
-@pytest.fixture
-def two_roots(tmp_path, monkeypatch) -> tuple[Path, Path]:
-    """models/tts and another root, as extra_model_paths.yaml gives them; a third does not exist."""
-    models, extra = tmp_path / "models", tmp_path / "elsewhere"
-    monkeypatch.setattr(folder_paths, "models_dir", str(models))
-    registered = dict(folder_paths.folder_names_and_paths)
-    registered["TTS"] = ([str(tmp_path / "missing"), str(extra)], set())
-    registered.pop("tts", None)
-    monkeypatch.setattr(folder_paths, "folder_names_and_paths", registered)
-    loader.register_folders()
-    (models / "tts").mkdir(parents=True)
-    extra.mkdir()
-    return models / "tts", extra
 
 
 @pytest.fixture
@@ -51,78 +38,6 @@ def checkpoint(two_roots) -> Path:
     path.parent.mkdir()
     save_file(tiny_state(), path)
     return path
-
-
-class TestFolders:
-    def test_all_roots_are_searched(self, two_roots, checkpoint):
-        (two_roots[0] / "b.pt").touch()
-        (two_roots[0] / "notes.txt").touch()
-        assert loader.checkpoint_names() == [NAME, "b.pt"]
-        assert loader.find_checkpoint(NAME) == checkpoint
-
-    def test_first_root_wins(self, two_roots, checkpoint):
-        first = two_roots[0] / NAME
-        first.parent.mkdir()
-        first.touch()
-        assert loader.checkpoint_names() == [NAME] and loader.find_checkpoint(NAME) == first
-
-    def test_both_spellings_of_the_folder(self, two_roots):
-        """Some packs use models/tts and some models/TTS; on some systems they are the same folder."""
-        other = two_roots[0].parent / "TTS"
-        other.mkdir(exist_ok=True)
-        (other / "a.pth").touch()
-        assert loader.checkpoint_names() == ["a.pth"]
-        assert len({os.path.realpath(root) for root in loader.roots()}) == len(loader.roots())
-
-    def test_no_folder_at_all(self, tmp_path, monkeypatch):
-        """A missing folder once broke /object_info, and with it every node of ComfyUI."""
-        monkeypatch.setattr(folder_paths, "models_dir", str(tmp_path / "none"))
-        monkeypatch.setattr(folder_paths, "folder_names_and_paths", {})
-        assert loader.checkpoint_names() == []
-
-    def test_name_saved_on_windows(self, checkpoint):
-        assert loader.find_checkpoint(NAME.replace("/", "\\")) == checkpoint
-
-    def test_links_are_followed(self, two_roots, checkpoint):
-        (two_roots[0] / "link.safetensors").symlink_to(checkpoint)
-        (two_roots[0] / "folder").symlink_to(checkpoint.parent)
-        assert "link.safetensors" in loader.checkpoint_names()
-        assert "folder/ä b s3gen.safetensors" in loader.checkpoint_names()
-        (two_roots[0] / "dangling.safetensors").symlink_to(two_roots[0] / "gone")
-        with pytest.raises(FileNotFoundError, match="dangling.safetensors"):
-            loader.find_checkpoint("dangling.safetensors")
-
-    def test_a_folder_that_links_to_itself(self, two_roots, checkpoint):
-        (two_roots[1] / "again").symlink_to(two_roots[1])
-        assert loader.checkpoint_names()[0] == NAME
-
-    def test_missing_file_names_folders_and_source(self, two_roots):
-        with pytest.raises(FileNotFoundError, match="ResembleAI/chatterbox") as caught:
-            loader.find_checkpoint("s3gen.safetensors")
-        assert str(two_roots[0]) in str(caught.value) and str(two_roots[1]) in str(caught.value)
-
-    @pytest.mark.parametrize("name", ["", " ", "../secret.pt", "a/../../b.pt", "/etc/passwd", "..\\x.pt"])
-    def test_names_stay_inside(self, two_roots, name):
-        with pytest.raises(ValueError, match="not a path inside models/tts"):
-            loader.find_checkpoint(name)
-
-    def test_what_is_hidden_is_no_choice(self, two_roots):
-        """Parts of downloads, and what macOS leaves on disks of other systems, have the names of checkpoints."""
-        for name in (".downloads/s3gen.safetensors", "s3gen/.cache/s3gen.pt", "._s3gen.safetensors"):
-            path = two_roots[0] / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            with pytest.raises(ValueError, match="not a path inside models/tts"):
-                loader.find_checkpoint(name)
-        assert loader.checkpoint_names() == []
-
-    def test_stamp_follows_the_file(self, checkpoint):
-        before = loader.stamp(NAME)
-        assert before == loader.stamp(NAME)
-        os.utime(checkpoint, (1, 1))
-        assert loader.stamp(NAME) != before
-        checkpoint.unlink()
-        assert loader.stamp(NAME) == NAME
 
 
 class TestDownloads:
@@ -137,13 +52,13 @@ class TestDownloads:
         allow_downloads(monkeypatch)
         with running_hub() as running:
             running.files["owner/models/tiny.safetensors"] = content
-            monkeypatch.setattr(loader.hub, "fetch", partial(loader.hub.fetch, endpoint=running.endpoint))
+            monkeypatch.setattr(files.hub, "fetch", partial(files.hub.fetch, endpoint=running.endpoint))
             yield running
 
     def test_choices_that_are_here_come_first(self, hub, two_roots):
         (two_roots[1] / "b.pt").touch()
         assert loader.checkpoint_choices() == ["b.pt", self.NAME]
-        loader.find_checkpoint(self.NAME, download=True)
+        loader.load(self.NAME, download=True)
         assert loader.checkpoint_choices() == [self.NAME, "b.pt"]
 
     def test_nothing_is_fetched_unless_told(self, hub, two_roots):
@@ -168,8 +83,8 @@ class TestDownloads:
     def test_file_in_another_root_is_not_fetched(self, hub, two_roots):
         path = two_roots[1] / self.NAME
         path.parent.mkdir()
-        path.touch()
-        assert loader.find_checkpoint(self.NAME, download=True) == path and hub.requests == []
+        save_file(tiny_state(), path)
+        assert loader.load(self.NAME, download=True).source == str(path) and hub.requests == []
 
     def test_half_a_file_is_no_model(self, hub, two_roots):
         hub.cuts = [CHUNK_BYTES, 0]
@@ -177,13 +92,13 @@ class TestDownloads:
             loader.load(self.NAME, download=True)
         parts = [path for path in two_roots[0].rglob("*") if path.is_file() and path.stat().st_size]
         assert [path.suffix for path in parts] == [".part"]
-        assert loader.checkpoint_names() == [] and loader.stamp(self.NAME) == self.NAME
+        assert files.checkpoint_names() == [] and loader.checkpoint_stamp(self.NAME) == self.NAME
         loader.load(self.NAME, download=True)
-        assert loader.checkpoint_names() == [self.NAME]
+        assert files.checkpoint_names() == [self.NAME]
 
     def test_what_is_not_published_is_not_asked_for(self, hub):
         with pytest.raises(FileNotFoundError, match="choose what can be fetched .tiny.safetensors of owner/models"):
-            loader.find_checkpoint("tiny.safetensors", download=True)
+            loader.load("tiny.safetensors", download=True)
         assert hub.requests == []
 
 
@@ -191,7 +106,7 @@ class TestDownloads:
 def test_what_is_known_of_published_files(family):
     assert family.published
     for name, published in family.published.items():
-        assert re.fullmatch(r"[a-z0-9]+/[\w.]+", name) and name.endswith(loader.SUFFIXES)
+        assert re.fullmatch(r"[a-z0-9]+/[\w.]+", name) and name.endswith(files.SUFFIXES)
         assert re.fullmatch(r"[\w-]+/[\w-]+", published.repository) and published.licence
         assert published.sha256 is None or re.fullmatch("[0-9a-f]{64}", published.sha256)
         assert published.bytes is None or published.bytes > 10**6
@@ -253,7 +168,7 @@ class TestFiles:
         """The parts that read recordings come from the file when first needed: it must be the same file."""
         model = loader.load(NAME)
         os.utime(checkpoint, (1, 1))
-        with pytest.raises(ValueError, match="has changed or gone since it was loaded"), model.loaded("reference", 0):
+        with pytest.raises(ValueError, match="has changed or gone since it was loaded"), model.loaded("tokenizer", 0):
             pass
 
 
@@ -270,7 +185,7 @@ class TestModel:
             loader.load(NAME, "fp16")
         with pytest.raises(ValueError, match="device: 'cuda' is not known; choose auto or cpu"):
             loader.load(NAME, device="cuda")
-        with pytest.raises(ValueError, match="demo: 'x' is not one of S3Gen, S3Gen meanflow"):
+        with pytest.raises(ValueError, match="demo: 'x' is not one of S3Gen, S3Gen meanflow, CosyVoice2"):
             loader.load_demo("x")
 
     def test_layers_without_weights_until_they_are_filled(self, checkpoint, monkeypatch):
@@ -294,16 +209,16 @@ class TestModel:
         model = loader.load(NAME)
         assert [name for name, _ in model.patcher.model.named_children()] == list(SYNTHESIS_PARTS)
         assert model.get_models() == [model.patcher]
-        with model.loaded("reference", 0) as network:
-            assert [name for name, _ in network.named_children()] == list(REFERENCE_PARTS)
-        assert len(model.get_models()) == 2 and model.get_models()[0] is model.patcher
+        with model.loaded(("tokenizer", "speaker"), 0) as networks:
+            assert [type(network) for network in networks] == [S3Tokenizer, CAMPPlus]
+        assert len(model.get_models()) == 3 and model.get_models()[0] is model.patcher
 
     def test_layers_are_comfyui_s(self, checkpoint):
         """Its memory management moves and casts only layers of its own kind."""
         import comfy.ops
         model = loader.load(NAME)
-        with model.loaded("reference", 0) as network:
-            layers = [*network.modules(), *model.patcher.model.modules()]
+        with model.loaded(("tokenizer", "speaker"), 0) as networks:
+            layers = [*networks[0].modules(), *networks[1].modules(), *model.patcher.model.modules()]
         plain = {type(layer) for layer in layers if type(layer).__module__.startswith("torch.nn.modules")}
         assert not plain & {torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose1d,
                             torch.nn.LayerNorm, torch.nn.Embedding}
@@ -316,8 +231,7 @@ class TestModel:
         monkeypatch.setattr(Checkpoint, "read", lambda self, wanted: read.append(self.path) or original(self, wanted))
         model = loader.load_demo(title)
         assert read and read[0].suffix == ".safetensors" and "random" in caplog.text
-        with model.loaded("reference", 0):
-            assert len(read) == 2
+        assert read[0].is_relative_to(model.source if Path(model.source).is_dir() else Path(model.source).parent)
 
     def test_made_in_inference_mode_used_outside(self, checkpoint):
         """ComfyUI runs nodes in inference mode, and its memory management works outside it."""
@@ -329,7 +243,7 @@ class TestModel:
     def test_dropping_the_model_frees_it(self, checkpoint):
         """Packs that keep models in a dictionary of their own never give the memory back."""
         model = loader.load(NAME)
-        with model.loaded("synthesis", 0) as network, model.loaded("reference", 0):
+        with model.loaded("synthesis", 0) as network, model.loaded("tokenizer", 0):
             alive = weakref.ref(network)
         del network
         comfy.model_management.free_memory(1e30, torch.device("cpu"))
@@ -347,6 +261,20 @@ class TestModel:
         assert reads == [*range(loader.MAX_VOICES + 1), 1]
         assert len(model._voices) == loader.MAX_VOICES
 
+    def test_room_for_several_parts_is_made_at_once(self, checkpoint, monkeypatch):
+        """Loaded one after the other, the second could push the first out again."""
+        asked = []
+        monkeypatch.setattr(
+            comfy.model_management, "load_models_gpu", lambda patchers, **kwargs: asked.append(len(patchers)))
+        with loader.load(NAME).loaded(("tokenizer", "speaker"), 0):
+            assert asked == [2]
+
     def test_other_family_s_node(self, checkpoint):
-        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .*connect a model of CosyVoice"):
-            loader.load(NAME).require("CosyVoice", "RAS Sampler")
+        model = loader.load(NAME)
+        model.require("S3 Tokenize", "tokenizer", "speaker")
+        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .*no language model; connect a model of "
+                                             "CosyVoice"):
+            model.require("RAS Sampler", "lm")
+        with pytest.raises(ValueError, match="S3 Tokenize: S3Gen .* reads s3-v2 tokens, and s3-v3 are needed; connect "
+                                             "CosyVoice3"):
+            model.require_kind(S3_V3, "S3 Tokenize")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kit.lm import golden, golden_facts, golden_lm, tiny_lm
 from kit.scripted import ScriptedLM, Spoken
-from speechwright.cosyvoice3.generate import SamplingOptions, Take, cap_pauses, decode
+from speechwright.cosyvoice3.generate import GROUP_BYTES, SamplingOptions, Take, cap_pauses, decode
 
 EOS = 6562
 # By script: no redraw of what is repeated, and an end whenever the script has one.
@@ -178,6 +178,29 @@ def test_rows_end_one_by_one():
     assert len(lm.fed) == 9
 
 
+def test_as_many_rows_at_once_as_memory_allows():
+    """Fifty pieces of a long text need gigabytes of keys and values together; in turns they say the same."""
+    names = list(range(1, 41))      # the last of them as long as its budget
+    script = lambda name, attempt, step: 20 * name + step if step < name else EOS     # noqa: E731
+    prompts, told = [Spoken((0, name)) for name in names], []
+    lm = ScriptedLM(script)
+    lm.column_bytes = GROUP_BYTES // (3 * 44)       # three rows of four columns before, and forty tokens
+    takes = decode(lm, prompts, [0] * 40, PLAIN, lambda done, likely: told.append((done, likely)))
+    assert [len(take.ids) for take in takes] == names and all(count == 0 for count in lm.attempts.values())
+    assert len(lm.names) == 1 and len(told) == sum(range(4, 43, 3)) + 40 + 1
+    assert all(done < likely for done, likely in told[:-1]) and told[-1] == (told[-2][0],) * 2
+    whole = ScriptedLM(script)
+    decode(whole, prompts, [0] * 40, PLAIN)
+    assert whole.names == names[32:]
+
+
+def test_progress_goes_by_the_pace_of_the_voice():
+    told = []
+    decode(ScriptedLM(spell(*range(20, 28))), [Spoken((1,) * 4, (2,) * 10, (3,) * 80)], [0], PLAIN,
+           lambda done, likely: told.append(likely))
+    assert told[0] == 32
+
+
 def test_nothing_to_decode():
     assert decode(ScriptedLM(spell(7)), [], [], PLAIN) == []
 
@@ -185,10 +208,10 @@ def test_nothing_to_decode():
 def test_progress_and_cancel():
     told = []
     script = spell(*range(20, 28))
-    say(script, on_token=lambda done, most: told.append((done, most)))
-    assert told == [(step, 100) for step in range(1, 10)]
+    say(script, on_token=lambda done, likely: told.append((done, likely)))
+    assert told == [*((step, max(25, step + 1)) for step in range(1, 10)), (9, 9)]
 
-    def cancel(done: int, most: int) -> None:
+    def cancel(done: int, likely: int) -> None:
         if done == 3:
             raise InterruptedError
 
@@ -204,7 +227,7 @@ def test_progress_goes_on_over_a_retry():
     lm = ScriptedLM(lambda name, attempt, step: EOS if attempt else 9)
     with pytest.raises(ValueError, match="before its first token"):
         decode(lm, [Spoken(tuple(range(10)))], [0], options(retries=1), lambda *now: told.append(now))
-    assert told == [*((step, 200) for step in range(1, 65)), (65, 264)]
+    assert told == [*((step, max(50, step + 1)) for step in range(1, 65)), (65, 114), (65, 65)]
 
 
 def test_unsound_scores_are_an_error_while_somebody_listens():

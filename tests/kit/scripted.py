@@ -39,6 +39,7 @@ class ScriptedLM(nn.Module):
         self.fed: list[list[int]] = []                  # speech ids of each step
         self.prompts: list[Tensor] = []
         self.cache: Cache | None = None
+        self.column_bytes = 1       # of the cache
 
     def _embed(self, ids: Tensor, channel: int) -> Tensor:
         return torch.nn.functional.one_hot(torch.full_like(ids, channel), 2).float() * (ids[:, None] + 1)
@@ -54,6 +55,9 @@ class ScriptedLM(nn.Module):
 
     def task(self, device) -> Tensor:
         return torch.full((1, 2), 0.5, device=device)
+
+    def cache_bytes(self, rows: int, capacity: int) -> int:
+        return rows * capacity * self.column_bytes
 
     def new_cache(self, rows: int, capacity: int, device) -> Cache:
         self.cache = Cache(capacity)

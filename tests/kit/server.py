@@ -14,7 +14,9 @@ from speechwright.workflows.runner.client import Client
 from speechwright.workflows.runner.environment import ComfyUI
 
 KIT = Path(__file__).parent
-SETTLE_S = 20
+SETTLE_S = 60
+POLL_S = 0.05
+ASK_AGAIN_POLLS = 20
 
 
 @dataclass
@@ -83,20 +85,23 @@ class Comfy(Client):
         limit = time.monotonic() + seconds
         while not self.get("/probe")["holding"]:
             assert time.monotonic() < limit, "no job came to a step of progress."
-            time.sleep(0.05)
+            time.sleep(POLL_S)
 
     def free(self, **what: bool) -> None:
         """Ask for memory, and wait until ComfyUI's worker has heard of it and let go of all models.
 
-        The worker does all that it was asked before its next job.
+        The worker does all that it was asked before its next job. It sleeps over a request that comes while it
+        collects garbage, hence the repetition.
         """
-        self.post("/free", what)
         limit = time.monotonic() + SETTLE_S
         while time.monotonic() < limit:
-            state = self.get("/probe")
-            if not state["asked"] and not state["models"]:
-                return
-            time.sleep(0.05)
+            self.post("/free", what)
+            for _ in range(ASK_AGAIN_POLLS):
+                state = self.get("/probe")
+                if not state["asked"] and not state["models"]:
+                    return
+                time.sleep(POLL_S)
+        raise AssertionError(f"ComfyUI was asked for memory {SETTLE_S} s ago: {state}")
 
 
 @contextmanager

@@ -1,0 +1,207 @@
+"""A folder of CosyVoice 2 or 3 as it was published, or those of its files that are there.
+
+Its version is told by shapes, and by the names of files where none has been trained for one version only.
+Every file by torch or ONNX may also be one of safetensors that has the same name but for its end.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..checkpoint import open_checkpoint
+from ..converted import cached
+from ..hub import Published
+from ..onnx_weights import OnnxFile, open_onnx
+from ..parts import TITLES, Opened, Part
+from ..s3gen import onnx
+from ..s3gen.config import SpeakerConfig, TokenizerConfig
+from ..s3gen.speaker import CAMPPlus
+from ..s3gen.tokenizer import S3Tokenizer
+from ..wires import S3_V2, S3_V3
+from . import tokenizer, weights
+from .config import CONTROL_TABLE
+
+BASE, RL = "base", "RL"
+LMS = {BASE: "llm.pt", RL: "llm.rl.pt"}
+KINDS = {2: S3_V2, 3: S3_V3}
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A network that reads recordings, and how its published ONNX file is read."""
+
+    title: str
+    config: type
+    module: type
+    sources: Callable[[OnnxFile], object]       # errors where a file is not whole
+    read: Callable[[Path], dict[str, Tensor]]
+
+    def make(self, shapes: Shapes, operations) -> nn.Module:
+        return self.module(self.config.from_shapes(shapes), operations, "meta")
+
+    def check(self, shapes: Shapes, path: Path) -> None:
+        try:
+            module = self.make(shapes, UNFILLED)
+        except (KeyError, ValueError, IndexError) as problem:
+            raise ValueError(f"{path}: not a whole file of {self.title}; looked for {problem}.") from problem
+        check_names(shapes_of(module.state_dict()), shapes, str(path), self.title)
+
+
+READERS = {
+    "tokenizer": _Reader(onnx.TOKENIZER, TokenizerConfig, S3Tokenizer, onnx.tokenizer_sources,
+                         onnx.read_speech_tokenizer),
+    "speaker": _Reader(onnx.SPEAKER, SpeakerConfig, CAMPPlus, onnx.speaker_sources, onnx.read_speaker_encoder),
+}
+
+# Names below models/tts of the published folders: their repositories and versions.
+PUBLISHED = {
+    "cosyvoice/Fun-CosyVoice3-0.5B-2512": ("FunAudioLLM/Fun-CosyVoice3-0.5B-2512", 3),
+    "cosyvoice/CosyVoice2-0.5B": ("FunAudioLLM/CosyVoice2-0.5B", 2),
+}
+LICENCE = "Apache-2.0"
+TELLTALES = {
+    "the language model": weights.TELLTALE,
+    "the flow": frozenset({"input_embedding.weight", "spk_embed_affine_layer.weight"}),
+    "the vocoder": frozenset({"m_source.l_linear.weight", "conv_pre.bias"}),
+}
+SHA256 = {"speech_tokenizer_v3.onnx": "23236a74175dbdda47afc66dbadd5bcb41303c467a57c261cb8539ad9db9208d"}
+
+
+def files(version: int, lm: str = BASE) -> dict[str, tuple[str, ...]]:
+    """Part -> the published names of the files that hold it."""
+    return {
+        "lm": (LMS[lm],),
+        "text": tuple(f"{tokenizer.FOLDER}/{name}" for name in (tokenizer.VOCABULARY_FILE, tokenizer.MERGES_FILE)),
+        "tokenizer": (f"speech_tokenizer_v{version}.onnx",),
+        "speaker": ("campplus.onnx",),
+    }
+
+
+def marks() -> frozenset[str]:
+    """Names of files by which one knows such a folder."""
+    names = {name for version in KINDS for lm in LMS for part, names in files(version, lm).items()
+             if part != "text" for name in names}
+    return frozenset(names | {str(Path(name).with_suffix(".safetensors")) for name in names})
+
+
+def published(name: str, lm: str = BASE) -> dict[str, Published]:
+    """File -> where it comes from, for the folder of that name; nothing where it is none of the published ones."""
+    if name not in PUBLISHED:
+        return {}
+    repository, version = PUBLISHED[name]
+    if lm == RL and version == 2:
+        raise ValueError(f"lm: {RL} was published for CosyVoice3 alone; choose {BASE}.")
+    return {file: Published(repository, file, None, SHA256.get(file), LICENCE)
+            for names in files(version, lm).values() for file in names}
+
+
+def belonging(names: Iterable[str]) -> str | None:
+    """What a file with tensors of these names is in such a folder, or None."""
+    names = {name.removeprefix("generator.") for name in names}
+    return next((title for title, telltale in TELLTALES.items() if telltale <= names), None)
+
+
+def find(folder: Path, file: str) -> Path | None:
+    """The file of that name, or its twin in safetensors."""
+    candidates = (folder / file, (folder / file).with_suffix(".safetensors"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def open_folder(
+    folder: Path, lm: str = BASE, *, vocabulary: Path | None = None,
+    text_tokenizer: Callable[[int], tokenizer.TextTokenizer] | None = None, cache: Path | None = None,
+) -> Opened:
+    """Measure what is there; weights are read when a part is built.
+
+    vocabulary: a folder that has the text tokenizer's files where this one lacks them. text_tokenizer: makes
+    one of a version without files. cache: where weights converted from ONNX are kept. ``FileNotFoundError``
+    lists every file that is looked for where there is none; ``ValueError`` for one that is broken or does not
+    fit the others.
+    """
+    if lm not in LMS:
+        raise ValueError(f"lm: {lm!r} is not one of {', '.join(LMS)}.")
+    version = _version(folder, lm)
+    missing = {part: tuple(file for file in names if find(folder, file) is None)
+               for part, names in files(version, lm).items()}
+    missing = {part: names for part, names in missing.items() if names}
+    found = {part: tuple(find(folder, file) for file in names)
+             for part, names in files(version, lm).items() if part not in missing and part != "text"}
+    parts = {part: _read_part(found[part][0], network, cache) for part, network in READERS.items() if part in found}
+    config = None
+    if "lm" in found:
+        config, parts["lm"] = _lm_part(found["lm"][0])
+    text = None
+    if text_tokenizer is not None:
+        text = text_tokenizer(version)
+    elif "text" not in missing:
+        text = tokenizer.load(folder / tokenizer.FOLDER, version)
+    elif vocabulary is not None and (vocabulary / tokenizer.VOCABULARY_FILE).is_file():
+        text = tokenizer.load(vocabulary, version)
+    if text is not None:
+        missing.pop("text", None)
+    order = [part for part in TITLES if part in parts]
+    return Opened(f"CosyVoice{version}", str(folder), KINDS[version], config, {part: parts[part] for part in order},
+                  missing, text)
+
+
+def _version(folder: Path, lm: str) -> int:
+    """2 or 3. What the files say must agree."""
+    told = {}
+    for path, version in _versions(folder):
+        told.setdefault(version, path)
+    if len(told) > 1:
+        (first, a), (second, b) = told.items()
+        raise ValueError(f"{folder}: {a.name} is of CosyVoice{first}, and {b.name} of CosyVoice{second}; "
+                         "put the files of one version into one folder.")
+    if told:
+        return next(iter(told))
+    named = [version for version in KINDS if find(folder, f"speech_tokenizer_v{version}.onnx")]
+    if len(named) == 1:
+        return named[0]
+    wanted = sorted({name for version in KINDS for names in files(version, lm).values() for name in names})
+    raise FileNotFoundError(
+        f"{folder}: neither a language model nor exactly one speech tokenizer of CosyVoice is there. Looked for "
+        f"{', '.join(wanted)}. Put the published files of one version there, or switch `download` on.")
+
+
+def _versions(folder: Path) -> Iterator[tuple[Path, int]]:
+    for name in LMS.values():
+        if path := find(folder, name):
+            yield path, 2 if CONTROL_TABLE in open_checkpoint(path).shapes else 3
+
+
+def _lm_part(path: Path) -> tuple[object, Part]:
+    config = weights.measure(open_checkpoint(path).shapes, str(path))
+
+    def build(operations, dtype: torch.dtype) -> nn.Module:
+        state = open_checkpoint(path).read(lambda name: weights.own_name(name) is not None)
+        return weights.build(state, operations, dtype, config, str(path))
+
+    return config, Part((path,), build, weights.DTYPES, torch.bfloat16)
+
+
+def _read_part(path: Path, network: _Reader, cache: Path | None) -> Part:
+    """A part that reads recordings, in float32: from an ONNX file, or from safetensors by our names."""
+    converted = path.suffix == ".onnx"
+    if converted:
+        network.sources(open_onnx(path))
+    else:
+        network.check(open_checkpoint(path).shapes, path)
+
+    def read() -> dict[str, Tensor]:
+        if not converted:
+            return open_checkpoint(path).read()
+        return network.read(path) if cache is None else cached(path, cache, network.read)
+
+    def build(operations, dtype: torch.dtype) -> nn.Module:
+        # Weights made in inference mode could not be used outside it.
+        with torch.inference_mode(False):
+            state = read()
+            return fill(network.make(shapes_of(state), operations), state, lambda _: torch.float32, str(path))
+
+    return Part((path,), build)

@@ -1,0 +1,127 @@
+"""Where model files lie under ComfyUI: the folders, what is in them, and what is fetched into them."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import folder_paths
+
+from . import hub
+
+FOLDER_KEYS = ("tts", "TTS")    # under models/, and in extra_model_paths.yaml; packs use both
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+OnProgress = Callable[[int, int], None]
+
+
+def roots() -> list[Path]:
+    """The folders that are searched, each once, the first being where new files belong."""
+    folders = [Path(folder_paths.models_dir, key) for key in FOLDER_KEYS]
+    for key in FOLDER_KEYS:
+        if key in folder_paths.folder_names_and_paths:
+            folders += map(Path, folder_paths.get_folder_paths(key))
+    seen: dict[str, Path] = {}
+    for folder in folders:
+        seen.setdefault(os.path.realpath(folder), folder)
+    return list(seen.values())
+
+
+def register_folders() -> None:
+    """Tell ComfyUI of our folders, beside those that extra_model_paths.yaml names."""
+    for key in FOLDER_KEYS:
+        folder_paths.add_model_folder_path(key, os.path.join(folder_paths.models_dir, key))
+
+
+def checkpoint_names() -> list[str]:
+    """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first."""
+    names = {(relative / file).as_posix(): None for relative, files in _walk() for file in files
+             if file.lower().endswith(SUFFIXES)}
+    return sorted(names, key=lambda name: ("s3gen" not in name.lower(), name.lower(), name))
+
+
+def folder_names(marks: Iterable[str]) -> list[str]:
+    """Folders in all roots that hold a file of one of these names, in the same manner."""
+    marks = frozenset(marks)
+    names = {relative.as_posix(): None for relative, files in _walk() if marks & set(files)}
+    return sorted(names, key=lambda name: (name.lower(), name))
+
+
+def _walk() -> Iterator[tuple[Path, list[str]]]:
+    """Every folder in all roots, relative to its root, and the files in it.
+
+    Links are followed, but for those to a folder above themselves. What is hidden is left out: a download that
+    has not ended, or what other systems add to a disk.
+    """
+    for root in roots():
+        for folder, below, files in os.walk(root, followlinks=True):
+            here = Path(os.path.realpath(folder))
+            below[:] = [name for name in below if not name.startswith(".")
+                        and not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
+            usable = [file for file in files if not file.startswith(".")
+                      and os.path.exists(os.path.join(folder, file))]       # a link may point nowhere
+            yield Path(folder).relative_to(root), usable
+
+
+def inside(name: str, role: str) -> Path:
+    """The name as a path below a root. ``ValueError`` where it would lead out of it, or to what is hidden."""
+    relative = Path(name.replace("\\", "/"))
+    if not name.strip() or relative.is_absolute() or any(part.startswith(".") for part in relative.parts):
+        raise ValueError(f"{role}: {name!r} is not a path inside models/tts; choose one from the list.")
+    return relative
+
+
+def find_checkpoint(name: str, published: Mapping[str, hub.Published], download: bool = False,
+                    on_progress: OnProgress = hub.unwatched) -> Path:
+    """The file of that name in the first root that has it.
+
+    download: fetch what is published and in no root into the first one; on_progress is told of it (bytes that
+    are here, bytes in all). ``FileNotFoundError`` says where was looked and where the file is to be had.
+    """
+    relative = inside(name, "checkpoint")
+    folders = roots()
+    for root in folders:
+        if (root / relative).is_file():
+            return root / relative
+    wanted = published.get(relative.as_posix())
+    if wanted and download:
+        return hub.fetch(wanted, folders[0] / relative, on_progress)
+    advice = (f"It is {wanted}: switch `download` on to fetch it, or put it at {folders[0] / relative}" if wanted else
+              f"Put the file there, or choose what can be fetched ({'; '.join(map(str, published.values()))})")
+    raise FileNotFoundError(f"checkpoint: {name!r} is in none of {', '.join(map(str, folders))}. {advice}, "
+                            "and press R to refresh the list.")
+
+
+def find_folder(name: str, published: Mapping[str, hub.Published], find: Callable[[Path, str], Path | None],
+                download: bool = False, on_progress: OnProgress = hub.unwatched) -> Path:
+    """The folder of that name in the first root that has it.
+
+    download: fetch each published file for which ``find(folder, file)`` is None into it, or into the first root
+    where there is no such folder. ``FileNotFoundError`` lists all files of a folder that is nowhere.
+    """
+    relative = inside(name, "folder")
+    folders = roots()
+    folder = next((root / relative for root in folders if (root / relative).is_dir()), None)
+    if folder is None and not (download and published):
+        advice = ("Put the folder there, or choose one that can be fetched." if not published else
+                  f"It is {next(iter(published.values())).repository} on Hugging Face: switch `download` on to fetch "
+                  f"its files, or put them into {folders[0] / relative}: {', '.join(published)}.")
+        raise FileNotFoundError(f"folder: {name!r} is in none of {', '.join(map(str, folders))}. {advice}")
+    folder = folder or folders[0] / relative
+    if download:
+        for file, source in published.items():
+            if find(folder, file) is None:
+                hub.fetch(source, folder / file, on_progress)
+    return folder
+
+
+def stamp(paths: Iterable[Path]) -> str:
+    """What changes when one of these files does: its path, size or time; a missing one counts by its path."""
+    told = []
+    for path in paths:
+        try:
+            status = path.stat()
+            told.append(f"{path}:{status.st_size}:{status.st_mtime_ns}")
+        except OSError:
+            told.append(str(path))
+    return "\n".join(told)

@@ -1,0 +1,23 @@
+"""The nodes, a file for each kind: their schemas, and one call for each."""
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from ..files import register_folders
+from .load import LoadModel
+from .prompt import EncodePrompt
+from .s3 import S3Token2Wav, S3Tokenize
+from .samplers import RASSampler
+from .voice import VoiceNode
+
+
+class SpeechwrightExtension(ComfyExtension):
+    async def on_load(self) -> None:
+        register_folders()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [LoadModel, VoiceNode, EncodePrompt, RASSampler, S3Tokenize, S3Token2Wav]
+
+
+async def comfy_entrypoint() -> SpeechwrightExtension:
+    return SpeechwrightExtension()

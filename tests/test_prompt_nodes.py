@@ -1,0 +1,202 @@
+"""The way from text to tokens as ComfyUI calls it: Encode Speech Prompt and RAS Sampler."""
+from __future__ import annotations
+
+import logging
+
+import comfy.model_management
+import pytest
+import torch
+from test_nodes import DEMO, run, speech
+
+from kit.audio import audio
+from speechwright import nodes
+from speechwright.cosyvoice3.prompt import AUTO, CROSS_LINGUAL, INSTRUCT, INSTRUCT_AS_VOICE, METHODS, ZERO_SHOT
+from speechwright.cosyvoice3.tokenizer import CONTROL
+from speechwright.wires import S3_V2, S3_V3, SpeechPrompt
+
+TEXT = "Good morning."
+WORDS = "He said so, and then he left the room."
+
+
+@pytest.fixture(scope="module")
+def v2():
+    return run(nodes.LoadModel, DEMO | {"demo": "CosyVoice2"})
+
+
+@pytest.fixture(scope="module")
+def v3():
+    return run(nodes.LoadModel, DEMO | {"demo": "CosyVoice3"})
+
+
+@pytest.fixture(scope="module")
+def s3gen():
+    return run(nodes.LoadModel, DEMO)
+
+
+@pytest.fixture(scope="module")
+def voice():
+    return run(nodes.VoiceNode, audio(speech(3.0, seed=1)), WORDS, "Ada")
+
+
+def encode(model, text: str = TEXT, *voices, **options) -> tuple[SpeechPrompt, str]:
+    with torch.inference_mode():
+        slots = {f"voice{number}": voice for number, voice in enumerate(voices)}
+        return nodes.EncodePrompt.execute(model, text, slots, **options).args
+
+
+def sample(model, prompt, seed: int = 0, **options) -> tuple:
+    with torch.inference_mode():
+        return nodes.RASSampler.execute(model, prompt, seed, **options).args
+
+
+class TestEncode:
+    def test_as_the_voice(self, v3, voice):
+        prompt, preview = encode(v3, "One is here. Two is there.", voice, split_limit=25)
+        assert prompt.family == "CosyVoice3" and preview == (
+            "1. Ada (zero-shot): One is here.\n2. Ada (zero-shot): Two is there.")
+        for piece in prompt.pieces:
+            assert piece.voice is voice and len(piece.content.speech_ids) == 75
+            assert piece.content.prompt_text_ids.count(CONTROL.end_of_prompt) == 1
+
+    @pytest.mark.parametrize("method, transcript, instruction, taken", [
+        (AUTO, WORDS, "", ZERO_SHOT), (AUTO, "", "", CROSS_LINGUAL), (AUTO, WORDS, "Softly.", INSTRUCT),
+        (AUTO, "", "Softly.", INSTRUCT), (ZERO_SHOT, WORDS, "Softly.", ZERO_SHOT),
+        (CROSS_LINGUAL, WORDS, "Softly.", CROSS_LINGUAL), (INSTRUCT_AS_VOICE, WORDS, "Softly.", INSTRUCT_AS_VOICE),
+    ])
+    def test_what_auto_means(self, v3, method, transcript, instruction, taken):
+        who = run(nodes.VoiceNode, audio(speech(3.0)), transcript, "Bo")
+        prompt, preview = encode(v3, TEXT, who, method=method, instruction=instruction)
+        assert preview == f"1. Bo ({taken}): {TEXT}"
+        ids = prompt.pieces[0].content
+        assert bool(ids.speech_ids) == (taken in (ZERO_SHOT, INSTRUCT_AS_VOICE))
+        assert (*ids.prompt_text_ids, *ids.text_ids).count(CONTROL.end_of_prompt) == 1
+
+    def test_without_a_voice(self, v3):
+        for given in (None, {}, {"voice0": None}):
+            prompt, preview = nodes.EncodePrompt.execute(v3, TEXT, given).args
+            assert prompt.pieces[0].voice is None and preview == f"1. voice of the decoder (cross-lingual): {TEXT}"
+        with pytest.raises(ValueError, match="voices: none is connected, and zero-shot goes on as one; connect a"):
+            encode(v3, method=ZERO_SHOT)
+
+    def test_second_model_reads_the_voice(self, v2, v3, s3gen, voice):
+        prompt, _ = encode(v2, TEXT, voice, speech_tokenizer=s3gen)
+        tokens = run(nodes.S3Tokenize, s3gen, audio(speech(3.0, seed=1)))
+        assert prompt.pieces[0].content.speech_ids == tuple(tokens.batch[0][0].ids[0].tolist())
+        with pytest.raises(ValueError, match="Encode Speech Prompt: the model is CosyVoice2 .* whose speech tokenizer "
+                                             r"is missing: speech_tokenizer_v2.onnx \(.*campplus.onnx.* not there"):
+            encode(v2, TEXT, voice)
+        with pytest.raises(ValueError, match="S3Gen .* reads s3-v2 tokens, and s3-v3 are needed; connect CosyVoice3"):
+            encode(v3, TEXT, voice, speech_tokenizer=s3gen)
+
+    def test_voice_is_read_once_whatever_the_text(self, v3, voice, monkeypatch):
+        model, reads = run(nodes.LoadModel, DEMO | {"demo": "CosyVoice3"}), []
+        pipeline = nodes.prompt.s3gen_pipeline
+        original = pipeline.tokenize
+        monkeypatch.setattr(pipeline, "tokenize", lambda *args: reads.append(1) or original(*args))
+        first, other = encode(model, "One.", voice)[0], encode(model, "Two.", voice)[0]
+        assert reads == [1] and first.pieces[0].content.speech_ids == other.pieces[0].content.speech_ids
+
+    def test_what_cannot_be_spoken(self, v3, s3gen, voice):
+        for text, words in (("", "text: empty"), (" \n", "text: empty"), ("?!", "nothing in .* can be spoken")):
+            with pytest.raises(ValueError, match=words):
+                encode(v3, text, voice)
+        with pytest.raises(ValueError, match="instruction: empty"):
+            encode(v3, TEXT, voice, method=INSTRUCT)
+        with pytest.raises(ValueError, match=f"method: 'sft' is not one of {METHODS[0]}, "):
+            encode(v3, TEXT, voice, method="sft")
+        with pytest.raises(ValueError, match="the model is S3Gen .* no text tokenizer; connect a model of CosyVoice"):
+            encode(s3gen, TEXT, voice)
+
+    def test_words_of_the_recording(self, v3):
+        """Cutting a long recording and not its transcript makes the model say the rest of it."""
+        mute = run(nodes.VoiceNode, audio(speech(1.0)), "", "Bo")
+        with pytest.raises(ValueError, match="voices: 'Bo' has no transcript, and zero-shot needs the words"):
+            encode(v3, TEXT, mute, method=ZERO_SHOT)
+        long = run(nodes.VoiceNode, audio(speech(31.0)), WORDS, "Bo")
+        with pytest.raises(ValueError, match="voices: 'Bo' is 31.0 s long, and zero-shot takes at most 30 s"):
+            encode(v3, TEXT, long)
+        assert encode(v3, TEXT, long, method=CROSS_LINGUAL)[0].pieces[0].voice is long
+
+    def test_voice_without_transcript_is_told(self, v3, caplog):
+        caplog.set_level(logging.WARNING)
+        encode(v3, TEXT, run(nodes.VoiceNode, audio(speech(1.0)), "", "Bo"))
+        assert "The voice 'Bo' has no transcript" in caplog.text
+
+    def test_pieces(self, v3):
+        text = "One two three. " * 20
+        split, whole = encode(v3, text)[0], encode(v3, text, keep_whole=True)[0]
+        assert len(whole.pieces) == 1 < len(split.pieces)
+        assert " ".join(piece.text for piece in split.pieces) == whole.pieces[0].text == text.strip()
+
+
+class TestSample:
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    @pytest.mark.parametrize("demo, kind", [("CosyVoice2", S3_V2), ("CosyVoice3", S3_V3)])
+    def test_contract(self, demo, kind, precision):
+        model = run(nodes.LoadModel, DEMO | {"demo": demo}, precision)
+        tokens, report = sample(model, encode(model)[0])
+        (piece,), = tokens.batch
+        assert (tokens.kind, tokens.frames_per_second) == (kind, 25) and piece.ids.shape[0] == 1
+        assert 2 * len(TEXT) <= piece.ids.shape[1] <= 20 * (len(TEXT) + 36) and int(piece.ids.max()) < 6561
+        assert report.startswith(f"piece 1 of 1: {piece.ids.shape[1]} tokens, ") and report.endswith(TEXT)
+
+    def test_pieces_keep_order_voice_and_seed(self, v3, voice):
+        prompt, _ = encode(v3, "One is here. Two is there.", voice, split_limit=25)
+        tokens, report = sample(v3, prompt, 2**64 - 1)
+        (first, second), = tokens.batch
+        assert first.voice is second.voice is voice and len(report.splitlines()) == 2
+        for index, piece in enumerate((first, second)):
+            alone = SpeechPrompt(prompt.family, prompt.pieces[index : index + 1])
+            ((same,),) = sample(v3, alone, (2**64 - 1 + index) % 2**64)[0].batch
+            assert torch.equal(same.ids, piece.ids)
+
+    def test_seed_is_the_only_source_of_chance(self, v3):
+        prompt, state = encode(v3)[0], torch.get_rng_state()
+        first = sample(v3, prompt, 7)[0].batch[0][0].ids
+        torch.rand(3)
+        assert torch.equal(first, sample(v3, prompt, 7)[0].batch[0][0].ids)
+        torch.set_rng_state(state)
+        for seed in (0, 8, 2**32 + 7, 2**63 + 7, 2**64 - 1):
+            other = sample(v3, prompt, seed)[0].batch[0][0].ids
+            assert first.shape != other.shape or not torch.equal(first, other)
+        assert torch.equal(torch.get_rng_state(), state)
+
+    @pytest.mark.parametrize("changed", [
+        {"temperature": 0.5}, {"top_p": 0.3}, {"top_k": 2}, {"window": 0}, {"tau": 0.0}, {"max_ratio": 2.0},
+        {"min_ratio": 8.0}])
+    def test_options_reach_the_sampler(self, v3, changed):
+        prompt = encode(v3)[0]
+        plain, other = (sample(v3, prompt, 1, **options)[0].batch[0][0].ids for options in ({}, changed))
+        assert plain.shape != other.shape or not torch.equal(plain, other)
+
+    def test_cancel_at_any_token_leaves_nothing(self, v3, monkeypatch):
+        prompt, calls = encode(v3)[0], []
+        expected = sample(v3, prompt)[0].batch[0][0].ids
+
+        def press():
+            calls.append(1)
+            if len(calls) == 7:
+                raise comfy.model_management.InterruptProcessingException
+
+        with monkeypatch.context() as patch:
+            patch.setattr(comfy.model_management, "throw_exception_if_processing_interrupted", press)
+            with pytest.raises(comfy.model_management.InterruptProcessingException):
+                sample(v3, prompt)
+        assert len(calls) == 7
+        assert torch.equal(sample(v3, prompt)[0].batch[0][0].ids, expected)
+
+    def test_prompt_for_another_model(self, v2, v3, s3gen):
+        prompt = encode(v2)[0]
+        with pytest.raises(ValueError, match="RAS Sampler: the prompt is for CosyVoice2; this model is CosyVoice3"):
+            sample(v3, prompt)
+        with pytest.raises(ValueError, match="RAS Sampler: the model is S3Gen .* no language model"):
+            sample(s3gen, prompt)
+
+    def test_impossible_option(self, v3):
+        with pytest.raises(ValueError, match="min_ratio: 30.0 is not possible; give 0 to max_ratio, which is 20"):
+            sample(v3, encode(v3)[0], min_ratio=30.0)
+
+    def test_tokens_of_the_other_version(self, v3, s3gen, voice):
+        tokens = sample(v3, encode(v3)[0])[0]
+        with pytest.raises(ValueError, match="S3Token2Wav: the tokens are s3-v3 codes; this model decodes s3-v2"):
+            run(nodes.S3Token2Wav, s3gen, tokens, 0, voice)
