@@ -11,6 +11,7 @@ row of n samples has its own codes in its first n / 2048 frames, rounded up. Com
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,9 @@ from .codec_layers import Carry, CausalConv, CausalUpsampling, Snake, as_line, r
 from .codec_transformer import WindowTransformer
 from .quantizer import Quantizer
 
-CHUNK_FRAMES = 32       # 1.5 s, at which a piece takes about as much memory as a large layer
+CHUNK_FRAMES = 64       # 3 s
+# At high rates, where most of the memory would go, that much of a piece is computed at a time.
+PART_SAMPLES = 2**13
 ENCODER_OUT_TAPS = 3
 
 OnChunk = Callable[[int, int], None]
@@ -68,14 +71,22 @@ class Encoder(nn.Module):
             CausalConv(width, width, ENCODER_OUT_TAPS, **factory),
         ))
 
+    @torch.no_grad()
     def forward(self, wave: Tensor, carry: Carry | None = None) -> Tensor:
         """(B, T), T a multiple of 512 -> (B, D, T / 512)"""
         carry = Carry() if carry is None else carry
-        first, *blocks, snake, last = self.block
-        x = as_line(first(wave[:, None, None], carry))      # one channel has no order of its own
+        block, snake, last = self.block[-3:]
+        parts = wave[:, None, None].split(PART_SAMPLES, dim=3)
+        x = block(torch.cat([self._early(part, carry) for part in parts], dim=3), carry)
+        return last(snake(x), carry)[:, :, 0]
+
+    def _early(self, x: Tensor, carry: Carry) -> Tensor:
+        """(B, 1, 1, T) -> (B, C, 1, T / 64), before the last block"""
+        first, *blocks = self.block[:-3]
+        x = as_line(first(x, carry))        # one channel has no order of its own
         for block in blocks:
             x = block(x, carry)
-        return last(snake(x), carry)[:, :, 0]
+        return x
 
 
 class DecoderBlock(nn.Module):
@@ -103,6 +114,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: CodecConfig, operations, device=None, dtype=None):
         super().__init__()
+        self.late_samples = math.prod(DECODER_RATES[1:])    # of a column behind the first block
         factory = {"operations": operations, "device": device, "dtype": dtype}
         channels = [config.decoder_channels >> stage for stage in range(len(DECODER_RATES) + 1)]
         self.model = nn.ModuleList((
@@ -112,11 +124,18 @@ class Decoder(nn.Module):
             CausalConv(channels[-1], 1, KERNEL, **factory),
         ))
 
+    @torch.no_grad()
     def forward(self, latent: Tensor, carry: Carry | None = None) -> Tensor:
         """(B, D, F) -> (B, 1, 512 F) within +-1"""
         carry = Carry() if carry is None else carry
-        first, *blocks, snake, last = self.model
-        x = first(as_line(latent[:, :, None]), carry)
+        first, block, *_ = self.model
+        x = block(first(as_line(latent[:, :, None]), carry), carry)
+        parts = x.split(PART_SAMPLES // self.late_samples, dim=3)
+        return torch.cat([self._late(part, carry) for part in parts], dim=2)
+
+    def _late(self, x: Tensor, carry: Carry) -> Tensor:
+        """(B, C, 1, F), behind the first block -> (B, 1, T)"""
+        *blocks, snake, last = self.model[2:]
         for block in blocks:
             x = block(x, carry)
         return last(snake(x), carry)[:, :, 0].tanh()
@@ -138,33 +157,28 @@ class FishCodec(nn.Module):
         self.quantizer = Quantizer(config, operations, device, dtype)
         self.decoder = Decoder(config, operations, device, dtype)
 
-    @torch.no_grad()
     def encode(self, wave: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                device: torch.device | str | None = None) -> Tensor:
         """(B, T) at 44.1 kHz -> int64 (B, K, F), F = T / 2048 rounded up; the last frame is filled with zeros"""
         return self._in_pieces(checked_wave(wave), FRAME_SAMPLES, lambda piece, carry: self.quantizer.encode(
             self.encoder(piece.float(), carry), carry), on_chunk, chunk_frames, device)
 
-    @torch.no_grad()
     def encode_latent(self, wave: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                       device: torch.device | str | None = None) -> Tensor:
         """(B, T) at 44.1 kHz -> (B, D, 4 F), before the quantizer"""
         return self._in_pieces(checked_wave(wave), FRAME_SAMPLES, lambda piece, carry: self.encoder(
             piece.float(), carry), on_chunk, chunk_frames, device)
 
-    @torch.no_grad()
     def decode(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                device: torch.device | str | None = None) -> Tensor:
         """Ids (B, K, F) -> float32 (B, 1, 2048 F) within +-1"""
         return self._in_pieces(self.checked_codes(codes), 1, self._decode, on_chunk, chunk_frames, device)
 
-    @torch.no_grad()
     def dequantize(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                    device: torch.device | str | None = None) -> Tensor:
         """Ids (B, K, F) -> (B, D, 4 F), before the decoder"""
         return self._in_pieces(self.checked_codes(codes), 1, self.quantizer.decode, on_chunk, chunk_frames, device)
 
-    @torch.no_grad()
     def decode_piece(self, codes: Tensor, carry: Carry) -> Tensor:
         """Ids (B, K, S) where the weights are -> (B, 1, 2048 S), the samples behind those of the pieces before.
 

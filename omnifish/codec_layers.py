@@ -32,10 +32,12 @@ class Carry:
         tail = self.tails.get(owner)
         if tail is None:
             x = F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (count, 0))
+            with torch.inference_mode(False):       # made in that mode, it could not be written to in another
+                self.tails[owner] = x.narrow(dim, x.shape[dim] - count, count).clone()
         else:
             x = torch.cat((tail, x), dim=dim)
-        # A view would keep all of it alive.
-        self.tails[owner] = x.narrow(dim, x.shape[dim] - count, count).clone()
+            # In place: small tensors that come and go between large ones leave the heap in holes.
+            tail.copy_(x.narrow(dim, x.shape[dim] - count, count))
         return x
 
     def advance(self, owner: Hashable, count: int) -> int:

@@ -74,6 +74,7 @@ class Quantizer(nn.Module):
         self.pre_module = WindowTransformer(width, config.quantizer_transformer, **factory)
         self.post_module = WindowTransformer(width, config.quantizer_transformer, **factory)
 
+    @torch.no_grad()
     def encode(self, latent: Tensor, carry: Carry) -> Tensor:
         """(B, D, 4 F) -> int64 (B, K, F)"""
         x = as_line(latent[:, :, None])
@@ -84,6 +85,7 @@ class Quantizer(nn.Module):
         residual, _ = self.quantizer.encode(left)
         return torch.cat((semantic, residual), dim=1)
 
+    @torch.no_grad()
     def decode(self, codes: Tensor, carry: Carry) -> Tensor:
         """int64 (B, K, F) -> (B, D, 4 F)"""
         x = self.semantic_quantizer(codes[:, :1]) + self.quantizer(codes[:, 1:])
