@@ -13,21 +13,12 @@ from torch import Tensor
 from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
 from ..s3gen.config import VocoderConfig
 from ..s3gen.vocoder import RATES
-from ..s3gen.weights import NORMED
+from ..s3gen.weights import NORMED, bare
 from ..weight_norm import fold, folded_shapes, unfolded_shapes
 from .vocoder import CausalHiFT, fold_up
 
 NAME = "CosyVoice3's vocoder"
 PITCH = "f0_predictor."
-
-
-def bare(tensors: Mapping, source: str) -> dict:
-    """Without the prefix that the vocoder's names bear in files of adversarial training."""
-    names = {name.removeprefix("generator."): value for name, value in tensors.items()}
-    if len(names) < len(tensors):
-        twice = min(name for name in names if name in tensors and f"generator.{name}" in tensors)
-        raise ValueError(f"{source}: generator.{twice}: the tensor is there a second time, as {twice}.")
-    return names
 
 
 def plain_shapes(module: CausalHiFT) -> dict[str, tuple[int, ...]]:

@@ -6,10 +6,12 @@ them and stands as a constant beside the module that needs it.
 """
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..assembly import Shapes
 
+PARTS = ("tokenizer", "speaker_encoder", "flow", "mel2wav")
 HEAD_WIDTH = 64  # channels of one attention head, in the tokenizer and in the estimator
 
 
@@ -171,16 +173,25 @@ class S3GenConfig:
         return cls(estimator=EstimatorConfig(meanflow=meanflow))
 
     @classmethod
-    def from_shapes(cls, shapes: Shapes) -> S3GenConfig:
-        """Read the sizes off ``name -> shape``, weight norm folded; ``KeyError`` names what is missing."""
+    def from_shapes(cls, shapes: Shapes, parts: Collection[str] = PARTS) -> S3GenConfig:
+        """Read the sizes of these parts off ``name -> shape``, weight norm folded; the others have the published.
+
+        ``KeyError`` names what is missing.
+        """
         def under(prefix: str) -> dict[str, tuple[int, ...]]:
             return {name[len(prefix):]: shape for name, shape in shapes.items() if name.startswith(prefix)}
 
-        return cls(
-            tokenizer=TokenizerConfig.from_shapes(under("tokenizer.")),
-            speaker=SpeakerConfig.from_shapes(under("speaker_encoder.")),
-            encoder=EncoderConfig.from_shapes(under("flow.encoder.")),
-            estimator=EstimatorConfig.from_shapes(under("flow.decoder.estimator.")),
-            vocoder=VocoderConfig.from_shapes(under("mel2wav.")),
-            vocabulary=shapes["flow.input_embedding.weight"][0],
-        )
+        sizes: dict = {}
+        if "tokenizer" in parts:
+            sizes["tokenizer"] = TokenizerConfig.from_shapes(under("tokenizer."))
+        if "speaker_encoder" in parts:
+            sizes["speaker"] = SpeakerConfig.from_shapes(under("speaker_encoder."))
+        elif "flow" in parts:
+            sizes["speaker"] = SpeakerConfig(embedding=shapes["flow.spk_embed_affine_layer.weight"][1])
+        if "flow" in parts:
+            sizes["encoder"] = EncoderConfig.from_shapes(under("flow.encoder."))
+            sizes["estimator"] = EstimatorConfig.from_shapes(under("flow.decoder.estimator."))
+            sizes["vocabulary"] = shapes["flow.input_embedding.weight"][0]
+        if "mel2wav" in parts:
+            sizes["vocoder"] = VocoderConfig.from_shapes(under("mel2wav."))
+        return cls(**sizes)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import generate, inputs, reference, sampling
-from .config import S3GenConfig
+from .config import PARTS, S3GenConfig
 from .encoder import LOOKAHEAD_TOKENS, UPSAMPLING
 from .flow import Flow
 from .generate import OnStep
@@ -21,7 +21,6 @@ from .speaker import CAMPPlus
 from .tokenizer import S3Tokenizer
 from .vocoder import HARMONICS, HOP_SAMPLES, HiFT
 
-PARTS = ("tokenizer", "speaker_encoder", "flow", "mel2wav")
 REFERENCE_PARTS = PARTS[:2]         # read a voice or a source
 SYNTHESIS_PARTS = PARTS[2:]         # speak
 FADE_MUTED_SAMPLES = 480            # 20 ms in which the reference may spill over

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +17,19 @@ from torch import Tensor
 from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
 from ..hub import Published
 from ..weight_norm import fold, folded_name, folded_shapes, unfolded_shapes
-from .config import S3GenConfig
-from .model import PARTS, S3Token2Wav
+from .config import PARTS, S3GenConfig
+from .model import S3Token2Wav
 
+Value = TypeVar("Value")
+
+NAME = "S3Gen"
 TELLTALE = frozenset({
     "tokenizer.encoder.conv1.weight",
     "speaker_encoder.head.conv1.weight",
     "flow.decoder.estimator.time_mlp.linear_1.weight",
     "mel2wav.conv_pre.bias",
 })
+GENERATOR = "generator."
 ESTIMATOR = "flow.decoder.estimator."
 DTYPES = (torch.float32, torch.bfloat16)    # of the estimator; float16's range is untried on it
 # Where checkpoints come from, by the place below models/tts that they are fetched to.
@@ -47,10 +52,19 @@ _LINE = re.compile(
     r"|flow\.decoder\.estimator\.(?:.*\.block\.0|(?:down|up)_blocks\.0\.2))\.weight$")
 # Convolutions (C', C, 1) that are linear layers (C', C) here.
 _POINT = re.compile(r"^flow\.decoder\.estimator\.(?:.*\.res_conv|final_proj)\.weight$")
-# Weights that files hold as weight norm; of the vocoder, whose file may be one of its own.
+# Weights that files hold as weight norm; all are the vocoder's, which may have a file of its own.
 NORMED = re.compile(
     r"^(?:mel2wav\.)?(?:conv_pre|conv_post|ups\.\d+|(?:source_)?resblocks\.\d+\.convs[12]\.\d+"
     r"|f0_predictor\.condnet\.\d+)\.weight$")
+
+
+def bare(vocoder: Mapping[str, Value], source: str) -> dict[str, Value]:
+    """A vocoder's names without the prefix that they bear in files of adversarial training."""
+    names = {name.removeprefix(GENERATOR): value for name, value in vocoder.items()}
+    if len(names) < len(vocoder):
+        twice = min(name for name in names if name in vocoder and GENERATOR + name in vocoder)
+        raise ValueError(f"{source}: {GENERATOR}{twice}: the tensor is there a second time, as {twice}.")
+    return names
 
 
 def own_name(published: str) -> str | None:
@@ -105,7 +119,7 @@ def build(
     """A module that holds the tensors of a published state dict, ready for inference.
 
     parts: which of the four to build; their tensors must be all there, others are not looked at.
-    config: needed where ``state`` holds some parts only. dtype: of the estimator. The tensors are
+    config: measured of these parts where it is None. dtype: of the estimator. The tensors are
     taken over, not copied, unless they are folded or their dtype changes. ``ValueError`` names
     ``source`` and the first tensors that are missing, unexpected or of another shape.
     """
@@ -114,26 +128,27 @@ def build(
     # Weights made in inference mode could not be used outside it.
     with torch.inference_mode(False):
         wanted = tuple(f"{part}." for part in parts)
-        tensors = adopt({name: tensor for name, tensor in state.items() if name.startswith(wanted)}, source)
+        read = {name: tensor for name, tensor in state.items() if name.startswith(wanted)}
         if config is None:
-            config = measure(shapes_of(state), source)
+            config = measure(shapes_of(state if parts == PARTS else read), source, parts)
+        tensors = adopt(read, source)
         module = S3Token2Wav(config.estimator.meanflow, config, operations, "meta", dtype, parts)
-        expected = shapes_of(module.state_dict()) if operations is UNFILLED else _expected(config, parts)
-        check_names(expected, shapes_of(tensors), source, "S3Gen")
+        expected = shapes_of(module.state_dict()) if operations is UNFILLED else expected_shapes(config, parts)
+        check_names(expected, shapes_of(tensors), source, NAME)
         return fill(module, tensors, lambda name: dtype if name.startswith(ESTIMATOR) else torch.float32, source)
 
 
-def measure(published: Shapes, source: str) -> S3GenConfig:
-    """The sizes of a checkpoint, all of whose tensors have to be there and to fit each other."""
+def measure(published: Shapes, source: str, parts: tuple[str, ...] = PARTS) -> S3GenConfig:
+    """The sizes of these parts, all of whose tensors have to be there and to fit each other, and no others."""
     shapes = own_shapes(published)
     try:
-        config = S3GenConfig.from_shapes(shapes)
+        config = S3GenConfig.from_shapes(shapes, parts)
     except (KeyError, ValueError, IndexError) as problem:
         raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
-    check_names(_expected(config, PARTS), shapes, source, "S3Gen")
+    check_names(expected_shapes(config, parts), shapes, source, NAME)
     return config
 
 
-def _expected(config: S3GenConfig, parts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: S3GenConfig, parts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Names and shapes by torch's own layers: ComfyUI's may have no weights before they are filled."""
     return shapes_of(S3Token2Wav(config.estimator.meanflow, config, UNFILLED, "meta", parts=parts).state_dict())
