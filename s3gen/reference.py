@@ -25,14 +25,18 @@ ADVISED_SECONDS = 10.0  # that the models were trained with
 logger = logging.getLogger(__name__)
 
 
-def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Tensor, Tensor]:
-    """(..., T) at any rate -> the same at 24 kHz and at 16 kHz, cut to whole tokens."""
+def both_rates(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Tensor, Tensor]:
+    """(..., T) at any rate -> the same at 24 kHz and at 16 kHz; ``ValueError`` where it is too short for a voice."""
     if wave.shape[-1] < MIN_SECONDS * rate_hz:
         raise ValueError(
             f"{role}: {wave.shape[-1]} samples at {rate_hz} Hz are {wave.shape[-1] / rate_hz:.3f} s; "
             f"give at least {MIN_SECONDS} s of speech.")
-    at_24k = resample(wave, rate_hz, RATE_24K_HZ)
-    at_16k = resample(wave, rate_hz, RATE_16K_HZ)
+    return resample(wave, rate_hz, RATE_24K_HZ), resample(wave, rate_hz, RATE_16K_HZ)
+
+
+def whole_tokens(wave: Tensor, rate_hz: int, role: str = "ref_wav") -> tuple[Tensor, Tensor]:
+    """(..., T) at any rate -> the same at 24 kHz and at 16 kHz, cut to whole tokens."""
+    at_24k, at_16k = both_rates(wave, rate_hz, role)
     tokens = at_24k.shape[-1] // TOKEN_24K_SAMPLES
     return at_24k[..., : tokens * TOKEN_24K_SAMPLES], at_16k[..., : tokens * TOKEN_SAMPLES]
 
@@ -53,10 +57,15 @@ def embed(
     at_24k, at_16k = whole_tokens(wave, ref_sr)
     ids = torch.stack([tokenizer.encode(row, device=device) for row in at_16k])         # (B, L)
     embedding = torch.cat([speaker(fbank(row)[None].to(device)) for row in at_16k])     # (B, D)
+    return entries(ids, mel_24k(at_24k), embedding, device)
+
+
+def entries(ids: Tensor, mel: Tensor, embedding: Tensor, device: torch.device) -> dict[str, Tensor | None]:
+    """What was read of B voices, ids (B, L), mel (B, M, 2L) and embedding (B, D), as others take it."""
     return {
         "prompt_token": ids.to(device),
         "prompt_token_len": torch.full((len(ids),), ids.shape[1], device=device),
-        "prompt_feat": mel_24k(at_24k).transpose(1, 2).contiguous().to(device),         # (B, 2L, M)
+        "prompt_feat": mel.transpose(1, 2).contiguous().to(device),                     # (B, 2L, M)
         "prompt_feat_len": None,
-        "embedding": embedding,
+        "embedding": embedding.to(device),
     }

@@ -1,4 +1,4 @@
-"""The golden flow, and a small one with every part of it."""
+"""The golden flow, the demo's, and a small one with every part of it."""
 from __future__ import annotations
 
 import json
@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from speechwright.cosyvoice3.config import FlowConfig
+from speechwright.cosyvoice3.demo_flow import demo_config, random_state
 from speechwright.cosyvoice3.flow import MelFlow
 from speechwright.cosyvoice3.flow_weights import build, published_shapes
 
@@ -52,6 +53,11 @@ def golden_flow_state() -> dict[str, Tensor]:
 @lru_cache(maxsize=1)
 def golden_flow() -> MelFlow:
     return build(golden_flow_state())
+
+
+@lru_cache(maxsize=1)
+def demo_flow() -> MelFlow:
+    return build(random_state(demo_config()))
 
 
 def tiny_flow_config() -> FlowConfig:

@@ -34,13 +34,17 @@ def model():
 
 @pytest.fixture(scope="module")
 def voice(model):
-    return pipeline.read_voice(model, clip(1.0), CPU)
+    return read(model, clip(1.0))
+
+
+def read(model, recording) -> dict:
+    return pipeline.read_voice(model.tokenizer, model.speaker_encoder, recording, CPU)
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 24000, 44100, 48000, 96000])
 @pytest.mark.parametrize("seconds", [0.04, 0.1, 1.0, 3.21])
 def test_conversion_keeps_the_duration(model, voice, seconds, rate_hz):
-    found = pipeline.tokenize(model, clip(seconds, rate_hz), CPU)
+    found = pipeline.tokenize(model.tokenizer, clip(seconds, rate_hz), CPU)
     wave, = pipeline.speak(model, tokens([Piece(found)]), voice, seed=0)
     assert found.dtype == torch.int64 and found.shape[0] == 1
     assert abs(len(wave) / pipeline.SAMPLE_RATE_HZ - seconds) <= 0.04
@@ -72,14 +76,6 @@ def test_pieces_without_a_pause_fade(model, voice):
     assert soft[5 * 960 : 6 * 960].abs().max() <= hard[5 * 960 : 6 * 960].abs().max()
     assert torch.equal(soft[: 5 * 960], hard[: 5 * 960]) and not torch.equal(soft, hard)
     assert hard[6 * 960 : 6 * 960 + 480].abs().max() > 1e-3, "the second piece begins within a sentence"
-
-
-@pytest.mark.parametrize("count, windows", [
-    (1, [(0, 1)]), (749, [(0, 749)]), (750, [(0, 750)]), (751, [(0, 750), (650, 751)]),
-    (1400, [(0, 750), (650, 1400)]), (1401, [(0, 750), (650, 1400), (1300, 1401)]),
-])
-def test_windows(count, windows):
-    assert pipeline._windows(count) == windows
 
 
 def test_long_piece(model, voice):
@@ -140,15 +136,15 @@ class TestVoice:
     def test_long_reference_is_cut_at_a_pause(self, model, caplog):
         recording = clip(14.0)
         recording.wave[round(9.1 * 24000) : round(9.2 * 24000)] = 0
-        voice = pipeline.read_voice(model, recording, CPU)
+        voice = read(model, recording)
         assert abs(int(voice["prompt_token_len"]) / 25 - 9.15) < 0.1
         assert "14.0 s long; its first 9.1 s are used" in caplog.text
 
     def test_voice_of_ten_seconds_is_whole(self, model):
-        assert int(pipeline.read_voice(model, clip(10.0), CPU)["prompt_token_len"]) == 250
+        assert int(read(model, clip(10.0))["prompt_token_len"]) == 250
 
     def test_no_source_is_too_long(self, model):
-        assert pipeline.tokenize(model, clip(61, 8000), CPU).shape == (1, 1525)
+        assert pipeline.tokenize(model.tokenizer, clip(61, 8000), CPU).shape == (1, 1525)
 
 
 def test_working_memory_grows_to_a_bound(voice):

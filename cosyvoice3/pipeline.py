@@ -1,0 +1,86 @@
+"""From what the nodes hold to audio: ``tokenize`` a source, ``read_voice`` a reference, ``speak``.
+
+``speak`` is the whole way from tokens to wave: the flow makes a mel, the vocoder a wave of it. Pieces, rows and
+windows are S3Gen's (``s3gen.pieces``), and so is ``tokenize``; what differs is told here.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..audio import Clip
+from ..s3gen import inputs, pieces, reference
+from ..s3gen.encoder import UPSAMPLING
+from ..s3gen.features import RATE_24K_HZ, fbank, mel_24k
+from ..s3gen.generate import BASE_STEPS, GUIDANCE, OnStep
+from ..s3gen.pipeline import READING_BYTES, SAMPLE_RATE_HZ, SECONDS_PER_TOKEN, TOKENS_PER_SECOND, tokenize
+from ..s3gen.speaker import CAMPPlus
+from ..s3gen.tokenizer import S3Tokenizer
+from ..wires import Piece, SpeechTokens
+from .flow import MelFlow, mels, start_noise
+from .vocoder import SEGMENT_FRAMES, CausalHiFT
+
+__all__ = ["READING_BYTES", "SAMPLE_RATE_HZ", "SECONDS_PER_TOKEN", "TOKENS_PER_SECOND", "read_voice", "speak",
+           "tokenize", "working_bytes"]
+
+MEL_TOP_HZ = RATE_24K_HZ / 2    # of the voice's mel, which in S3Gen ends at 8 kHz
+
+# Reckoned from the tensors of the full-size model that are alive at once, with room to spare; not measured.
+SCORE_BYTES = 128               # of attention that no fused kernel serves: 16 heads, two rows, for a pair of frames
+FRAME_BYTES = 100_000           # of the transformer, for each frame
+VOCODER_FRAME_BYTES = 400_000   # for each frame of a segment
+
+
+@torch.no_grad()
+def read_voice(tokenizer: S3Tokenizer, speaker_encoder: CAMPPlus, clip: Clip, device: torch.device) -> dict:
+    """A reference as the flow takes it, on the CPU; entries as of ``s3gen.reference.entries``.
+
+    Beyond 10 s it is cut at a pause. All is read of the whole recording, and then tokens and mel are cut to as
+    many as both have: each token stands for two frames.
+    """
+    at_24k, at_16k = reference.both_rates(pieces.shorten(clip), clip.rate_hz, "voice")
+    ids, mel = tokenizer.encode(at_16k, device=device), mel_24k(at_24k[None], MEL_TOP_HZ)
+    count = min(len(ids), mel.shape[2] // UPSAMPLING)
+    embedding = speaker_encoder(fbank(at_16k)[None].to(device))
+    return reference.entries(ids[None, :count], mel[:, :, : UPSAMPLING * count], embedding, torch.device("cpu"))
+
+
+def speak(
+    flow: MelFlow, vocoder: CausalHiFT, tokens: SpeechTokens, voice: dict, *, steps: int = 0,
+    guidance: float = GUIDANCE, seed: int = 0, fade_ms: float = 0.0, device: torch.device | str = "auto",
+    on_step: OnStep | None = None,
+) -> list[Tensor]:
+    """Say every row of ``tokens`` with one voice of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
+
+    seed: with 0 every piece starts from the noise of the published model. With another, row i begins with
+    ``seed + i``, and each further piece of it adds 1. steps: of the flow, 0 for the published number. fade_ms:
+    how long pieces fade where they meet. ``on_step(done, total)`` counts the flow's steps over all pieces, is
+    called between the vocoder's segments too, and may raise to cancel.
+    """
+    device = flow.on(device)
+    steps = inputs.step_count(steps, BASE_STEPS, "steps")
+    schedule = flow.schedule(steps, device)
+    speaker, = inputs.voices(voice, 1, flow.vocabulary, device)
+    prompt_frames = len(speaker[1])
+
+    def say(piece: Piece, own_seed: int, _: bool, advance: Callable[[int], None]) -> Tensor:
+        own_seed = own_seed if seed else 0
+
+        def window(ids: Tensor, noise: Tensor) -> Tensor:
+            return mels(flow, [ids], [speaker], [noise], schedule=schedule, guidance=guidance,
+                        on_step=lambda *_: advance(1), device=device)[0][None]
+
+        ids = piece.ids[0]
+        z = start_noise(flow.config.mels, prompt_frames + UPSAMPLING * len(ids), own_seed)
+        mel = pieces.mel_in_windows(ids, z, window)
+        return vocoder(mel, seed=own_seed, on_segment=lambda: advance(0))[0].cpu()
+
+    return pieces.speak(tokens, say, seed, steps, SAMPLE_RATE_HZ, fade_ms, on_step)
+
+
+def working_bytes(tokens: SpeechTokens, voice: dict) -> int:
+    """About how much memory ``speak`` needs beside the weights, for the longest piece."""
+    spoken, frames = pieces.longest(tokens, voice)
+    return SCORE_BYTES * frames**2 + FRAME_BYTES * frames + VOCODER_FRAME_BYTES * min(spoken, SEGMENT_FRAMES)

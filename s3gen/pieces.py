@@ -1,0 +1,112 @@
+"""What every decoder of S3 tokens does alike: pieces and rows in turn, long pieces in windows, voices cut short.
+
+The networks were trained on half a minute, and their attention grows with the square of the length; a longer
+piece is spoken in windows of 30 s that share 4 s with their neighbours. The windows start from one noise, so
+that they agree where they overlap.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..audio import Clip, join
+from ..wires import Piece, SpeechTokens
+from .encoder import UPSAMPLING
+from .generate import OnStep
+from .reference import ADVISED_SECONDS
+from .tokenizer import DROPPED_TOKENS, STRIDE_TOKENS, WINDOW_TOKENS
+
+SEAM_FRAMES = 8             # over which one window's mel fades into the next
+TRIM_FROM_SECONDS = 8.0     # where the end of a long reference is looked for
+STILL_MS = 20               # how long the stillest stretch is, at which it is cut
+
+# (piece, its seed, whether silence is before it, advance(steps done since)) -> (T,) on the CPU
+Say = Callable[[Piece, int, bool, Callable[[int], None]], Tensor]
+
+logger = logging.getLogger(__name__)
+
+
+def shorten(clip: Clip) -> Tensor:
+    """The wave (T,) of a reference, beyond 10 s cut at a pause."""
+    if clip.seconds <= ADVISED_SECONDS:
+        return clip.wave
+    wave = clip.wave[: _still_sample(clip)]
+    logger.warning("The voice is %.1f s long; its first %.1f s are used: the model was trained on up to %g s.",
+                   clip.seconds, len(wave) / clip.rate_hz, ADVISED_SECONDS)
+    return wave
+
+
+def _still_sample(clip: Clip) -> int:
+    """The middle of the stillest 20 ms between 8 and 10 s."""
+    start, end = int(TRIM_FROM_SECONDS * clip.rate_hz), int(ADVISED_SECONDS * clip.rate_hz)
+    span = max(1, clip.rate_hz * STILL_MS // 1000)
+    energy = F.avg_pool1d(clip.wave[start:end].square()[None], span, stride=max(1, span // 2))[0]
+    return start + int(energy.argmin()) * max(1, span // 2) + span // 2
+
+
+def speak(
+    tokens: SpeechTokens, say: Say, seed: int, steps: int, rate_hz: int, fade_ms: float, on_step: OnStep | None,
+) -> list[Tensor]:
+    """Every row of ``tokens`` as ``say`` speaks its pieces, joined: (T,) each.
+
+    Row i begins with ``seed + i``, and each further piece of it adds 1. ``on_step(done, total)`` is told of the
+    steps over all pieces, ``steps`` for each window.
+    """
+    total = steps * sum(len(windows(piece.ids.shape[1])) for row in tokens.batch for piece in row)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_step is not None:
+            on_step(done, total)
+
+    waves = []
+    for number, row in enumerate(tokens.batch):
+        pauses = [piece.pause_s for piece in row]
+        said = [say(piece, seed + number + index, index == 0 or pauses[index - 1] > 0, advance)
+                for index, piece in enumerate(row)]
+        waves.append(join(said, pauses, rate_hz, fade_ms))
+    return waves
+
+
+def windows(tokens: int) -> list[tuple[int, int]]:
+    """The first and the last token (exclusive) of each window over a piece."""
+    found = [(0, min(tokens, WINDOW_TOKENS))]
+    while found[-1][1] < tokens:
+        start = found[-1][0] + STRIDE_TOKENS
+        found.append((start, min(tokens, start + WINDOW_TOKENS)))
+    return found
+
+
+def mel_in_windows(ids: Tensor, z: Tensor, flow: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Ids (N,) and noise (M, P + 2 N), for P frames of the voice too -> mel (1, M, 2 N)
+
+    flow: ids (n,) of a window and noise (M, P + 2 n) -> mel (1, M, 2 n)
+    """
+    prompt = z.shape[1] - UPSAMPLING * len(ids)
+    mel = None
+    for start, end in windows(len(ids)):
+        noise = torch.cat((z[:, :prompt], z[:, prompt + UPSAMPLING * start : prompt + UPSAMPLING * end]), dim=1)
+        window = flow(ids[start:end], noise)
+        mel = window if mel is None else _splice(mel, window, UPSAMPLING * start)
+    return mel
+
+
+def _splice(mel: Tensor, window: Tensor, start: int) -> Tensor:
+    """Go over from ``mel`` (1, M, F) to ``window``, whose first frame stands at ``start``, amid their overlap."""
+    seam = start + UPSAMPLING * DROPPED_TOKENS
+    fade = torch.linspace(0, 1, SEAM_FRAMES, device=mel.device)
+    after = window[:, :, seam - start :]
+    met = torch.lerp(mel[:, :, seam : seam + SEAM_FRAMES], after[:, :, :SEAM_FRAMES], fade)
+    return torch.cat((mel[:, :, :seam], met, after[:, :, SEAM_FRAMES:]), dim=2)
+
+
+def longest(tokens: SpeechTokens, voice: dict) -> tuple[int, int]:
+    """Mel frames of the longest piece, and of its longest window with the voice before it."""
+    count = max(piece.ids.shape[1] for row in tokens.batch for piece in row)
+    return UPSAMPLING * count, UPSAMPLING * (min(count, WINDOW_TOKENS) + int(voice["prompt_token_len"][0]))
