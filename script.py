@@ -88,6 +88,13 @@ def parse(text: str, names: Iterable[str], numbered: bool = True) -> list[Turn]:
     return turns
 
 
+def names_someone(text: str, names: Iterable[str]) -> bool:
+    """Whether a line begins with one of these names, or with ``S1`` to ``S9`` where there are several."""
+    voices = _voices(names)
+    lines = _Script(voices, numbered=len(voices) > 1)
+    return any(lines.named(line.strip()) for line in clean(text).split("\n"))
+
+
 def render(turns: Sequence[Turn]) -> str:
     """The script of such turns as ``parse`` makes, which makes the same of it again."""
     lines = []

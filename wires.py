@@ -53,14 +53,16 @@ class Voice:
 
 @dataclass(frozen=True, eq=False)
 class PromptPiece:
-    """What is spoken in one breath: its text, the same as the family's sampler reads it, and silence behind it.
+    """What is spoken in one breath: its text, the same as the family's sampler reads it, and silence around it.
 
-    ``voice`` speaks it; None: whoever is connected to the decoder.
+    ``voice`` speaks it; None: whoever is connected to the decoder. ``pause_s`` seconds of silence follow, and
+    ``lead_s`` come before.
     """
     text: str
     content: object
     pause_s: float = 0.0
     voice: Voice | None = None
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +82,12 @@ class SpeechPrompt:
 class Piece:
     """Tokens spoken in one breath: ``ids`` (K, F) int64 on the CPU, then ``pause_s`` seconds of silence.
 
-    ``voice`` is the one that they were made for, or None.
+    ``voice`` is the one that they were made for, or None. ``lead_s`` seconds of silence come before them.
     """
     ids: Tensor
     pause_s: float = 0.0
     voice: Voice | None = None
+    lead_s: float = 0.0
 
     def __post_init__(self) -> None:
         shape = tuple(self.ids.shape)
@@ -99,9 +102,9 @@ class Piece:
         lowest = int(self.ids.min())
         if lowest < 0:
             raise ValueError(f"speech tokens: id {lowest} is negative; ids count from 0.")
-        if not 0 <= self.pause_s <= MAX_PAUSE_S:
-            raise ValueError(f"speech tokens: a pause of {self.pause_s} s is not within "
-                             f"0 to {MAX_PAUSE_S:.0f} s.")
+        for pause_s in (self.pause_s, self.lead_s):
+            if not 0 <= pause_s <= MAX_PAUSE_S:
+                raise ValueError(f"speech tokens: a pause of {pause_s} s is not within 0 to {MAX_PAUSE_S:.0f} s.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,8 @@ class EncodePrompt(io.ComfyNode):
                 SpeechModelType.Input("model", tooltip="The model that is to speak: CosyVoice."),
                 io.String.Input(
                     "text", default="", multiline=True,
-                    tooltip="What is to be said, of any length. Tags such as [laughter] and [breath] reach the model."),
+                    tooltip="What is to be said, of any length, or a script. [pause:0.8s] is silence; other tags, such "
+                            "as [laughter], reach the model."),
                 io.Autogrow.Input(
                     "voices", optional=True,
                     template=io.Autogrow.TemplatePrefix(
@@ -38,6 +39,11 @@ class EncodePrompt(io.ComfyNode):
                     "speech_tokenizer", optional=True,
                     tooltip="A second model that reads the voice, where the first one has no speech tokenizer: S3Gen "
                             "for CosyVoice2."),
+                io.Combo.Input(
+                    "mode", options=list(cosyvoice3_prompt.MODES), default=cosyvoice3_prompt.AUTO, optional=True,
+                    tooltip="speech: one voice says the whole text. dialogue: a script with a line for each turn, such "
+                            "as 'Ada: Hello.', Ada being the name of a connected voice; S1 is the first one. auto: "
+                            "dialogue where a line begins with the name of a voice."),
                 io.Combo.Input(
                     "method", options=list(cosyvoice3_prompt.METHODS), default=cosyvoice3_prompt.AUTO, optional=True,
                     tooltip="zero-shot: go on as the voice, whose transcript must be exact. cross-lingual: take the "
@@ -63,8 +69,8 @@ class EncodePrompt(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, text: str, voices: dict | None = None, speech_tokenizer=None,
-                method: str = cosyvoice3_prompt.AUTO, instruction: str = "", split_limit: int = 0,
-                keep_whole: bool = False) -> io.NodeOutput:
+                mode: str = cosyvoice3_prompt.AUTO, method: str = cosyvoice3_prompt.AUTO, instruction: str = "",
+                split_limit: int = 0, keep_whole: bool = False) -> io.NodeOutput:
         model.require("Encode Speech Prompt", "text")
         reader = speech_tokenizer or model
 
@@ -80,5 +86,5 @@ class EncodePrompt(io.ComfyNode):
         limit = None if keep_whole else split_limit or cosyvoice3_prompt.PIECE_IDS
         connected = [voice for voice in (voices or {}).values() if voice is not None]
         pieces, preview = cosyvoice3_prompt.speech(
-            model.text_tokenizer, text, connected, hear, method, instruction, limit)
+            model.text_tokenizer, text, connected, hear, mode, method, instruction, limit)
         return io.NodeOutput(SpeechPrompt(model.family, tuple(pieces)), preview)

@@ -92,6 +92,7 @@ class RASSampler(io.ComfyNode):
             takes = generate.decode(
                 lm, [piece.content for piece in prompt.pieces], [seed + index for index in range(len(prompt.pieces))],
                 options, progress_and_interrupt(TOKENS_PER_REPORT), model.device)
-        pieces = tuple(Piece(take.ids[None], piece.pause_s, piece.voice) for piece, take in zip(prompt.pieces, takes))
+        pieces = tuple(Piece(take.ids[None], piece.pause_s, piece.voice, piece.lead_s)
+                       for piece, take in zip(prompt.pieces, takes))
         return io.NodeOutput(SpeechTokens(model.token_kind, TOKENS_PER_SECOND, (pieces,)),
                              generate.report([piece.text for piece in prompt.pieces], takes))

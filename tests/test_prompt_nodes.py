@@ -38,6 +38,11 @@ def voice():
     return run(nodes.VoiceNode, audio(speech(3.0, seed=1)), WORDS, "Ada")
 
 
+@pytest.fixture(scope="module")
+def bo():
+    return run(nodes.VoiceNode, audio(speech(2.0, seed=2)), "And she said no.", "Bo")
+
+
 def encode(model, text: str = TEXT, *voices, **options) -> tuple[SpeechPrompt, str]:
     with torch.inference_mode():
         slots = {f"voice{number}": voice for number, voice in enumerate(voices)}
@@ -97,7 +102,8 @@ class TestEncode:
         assert reads == [1] and first.pieces[0].content.speech_ids == other.pieces[0].content.speech_ids
 
     def test_what_cannot_be_spoken(self, v3, s3gen, voice):
-        for text, words in (("", "text: empty"), (" \n", "text: empty"), ("?!", "nothing in .* can be spoken")):
+        for text, words in (("", "text: empty"), (" \n", "text: empty"), ("?!", "nothing in .* can be spoken"),
+                            ("[pause:1]", "text: nothing but pauses")):
             with pytest.raises(ValueError, match=words):
                 encode(v3, text, voice)
         with pytest.raises(ValueError, match="instruction: empty"):
@@ -200,3 +206,47 @@ class TestSample:
         tokens = sample(v3, encode(v3)[0])[0]
         with pytest.raises(ValueError, match="S3Token2Wav: the tokens are s3-v3 codes; this model decodes s3-v2"):
             run(nodes.S3Token2Wav, s3gen, tokens, 0, voice)
+
+
+class TestDialogue:
+    @pytest.mark.parametrize("script", [
+        "Ada: Hello there.\nBo: Hello.\nAda: Bye.", "[Ada] Hello there.\n[Bo] Hello.\n\n[Ada] Bye.",
+        "S1: Hello there.\nS2: Hello.\nS1: Bye.", "\ufeffada: Hello there.\r\nBO: Hello.\r\nADA: Bye.\r\n"])
+    @pytest.mark.parametrize("mode", ["auto", "dialogue"])
+    def test_each_turn_in_its_own_voice(self, v3, voice, bo, script, mode):
+        prompt, preview = encode(v3, script, voice, bo, mode=mode)
+        assert [piece.voice for piece in prompt.pieces] == [voice, bo, voice]
+        assert preview.splitlines() == [
+            "1. Ada (zero-shot): Hello there.", "2. Bo (zero-shot): Hello.", "3. Ada (zero-shot): Bye."]
+        assert [len(piece.content.speech_ids) for piece in prompt.pieces] == [75, 50, 75]
+        tokens, _ = sample(v3, prompt)
+        assert [piece.voice for piece in tokens.batch[0]] == [voice, bo, voice]
+
+    def test_pauses_add_up(self, v3, voice, bo):
+        script = ("[pause:1]Ada: [pause:300ms] One. [pause:0.5s] Two.\n"
+                  "Bo: [pause:200ms][pause:50ms] Three.[pause:2s]")
+        prompt, _ = encode(v3, script, voice, bo, mode="dialogue")
+        assert [(piece.text, piece.lead_s, piece.pause_s) for piece in prompt.pieces] == [
+            ("One.", 1.3, 0.5), ("Two.", 0, 0), ("Three.", 0.25, 2.0)]
+        assert [(piece.lead_s, piece.pause_s) for piece in sample(v3, prompt)[0].batch[0]] == [
+            (1.3, 0.5), (0, 0), (0.25, 2.0)]
+
+    def test_a_name_is_spoken_where_there_is_no_dialogue(self, v3, voice):
+        assert encode(v3, "Note: Ada is here.", voice)[0].pieces[0].text == "Note: Ada is here."
+        assert encode(v3, "Ada: I am here.", voice)[0].pieces[0].text == "I am here."
+        assert encode(v3, "Ada: I am here.", voice, mode="speech")[0].pieces[0].text == "Ada: I am here."
+        assert encode(v3, "S1: It is here.", voice)[0].pieces[0].text == "S1: It is here."
+
+    @pytest.mark.parametrize("text, count, mode, words", [
+        ("Hello.", 2, "auto", "voices: 2 are connected, and the text names none of them .* write 'Ada: ...'"),
+        ("Ada: Hi.\nBo: Hi.", 2, "speech", "voices: 2 are connected"),
+        ("Ada: Hi.\nCid: Hi.\nCid: Bye.", 2, "auto", "no connected voice is called 'Cid'"),
+        ("Ada: Hi.\nS3: Hi.", 2, "auto", "text: line 2 is for S3, and 2 voices are connected: Ada, Bo. Connect"),
+        ("Hello.\nAda: Hi.", 2, "auto", "before the first name"),
+        ("Ada: Hi.", 0, "dialogue", "voices: none is connected, and a dialogue has some"),
+        ("Ada: Hi.", 1, "scene", "mode: 'scene' is not one of auto, speech, dialogue"),
+        ("Hi. [pause:]", 1, "auto", r"\[pause:\]' in line 1 is not a pause of 0 to 600 s"),
+    ])
+    def test_what_is_refused(self, v3, voice, bo, text, count, mode, words):
+        with pytest.raises(ValueError, match=words):
+            encode(v3, text, *(voice, bo)[:count], mode=mode)
