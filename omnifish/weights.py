@@ -65,7 +65,8 @@ def build_model(
     semantic = semantic_only or mtp is not None
     with torch.inference_mode(False):       # weights made in that mode could not be used outside it
         tensors = _by_own_name(state, source, semantic)
-        config = _matching(shapes_of(tensors), source, semantic, config, heads, kv_heads, head_dim, ids)
+        config = _matching(shapes_of(tensors), shapes_of(state), source, semantic, config,
+                           heads=heads, kv_heads=kv_heads, head_width=head_dim, ids=ids)
         plain = OmniFish(config, UNFILLED, "meta", dtype).state_dict()
         module = fill(OmniFish(config, operations, "meta", dtype), tensors, lambda name: plain[name].dtype, source)
     if mtp is not None:
@@ -75,7 +76,7 @@ def build_model(
 
 def measure(published: Shapes, source: str, semantic_only: bool = False, ids: CodeIds | None = None) -> OmniFishConfig:
     """The sizes of a checkpoint, all of whose tensors have to be there and to fit each other."""
-    return _matching(_by_own_name(published, source, semantic_only), source, semantic_only, ids=ids)
+    return _matching(_by_own_name(published, source, semantic_only), published, source, semantic_only, ids=ids)
 
 
 def is_read(published: str, semantic_only: bool = False) -> bool:
@@ -95,40 +96,50 @@ def _by_own_name(published: Mapping[str, object], source: str, semantic_only: bo
 
 
 def _matching(
-    shapes: Shapes, source: str, semantic_only: bool, config: OmniFishConfig | None = None, heads: int | None = None,
-    kv_heads: int | None = None, head_dim: int | None = None, ids: CodeIds | None = None,
+    shapes: Shapes, held: Shapes, source: str, semantic_only: bool, config: OmniFishConfig | None = None, **told,
 ) -> OmniFishConfig:
-    """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
+    """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled.
+
+    held: the file's own names and shapes, for the report. told: to ``OmniFishConfig.from_shapes``.
+    """
     core = {name: shape for name, shape in shapes.items() if not name.startswith(MTP_PREFIX)}
     try:
-        spoken = replace(config or OmniFishConfig.from_shapes(core, heads, kv_heads, head_dim, ids), mtp=None)
+        spoken = replace(config or OmniFishConfig.from_shapes(core, **told), mtp=None)
     except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}. {_report(shapes)}") from problem
+        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}. {_report(held)}") from problem
     try:
         check_names(_own_shapes(spoken), core, source, NAME)
     except ValueError as problem:
-        raise ValueError(f"{problem} {_report(shapes)}") from problem
+        raise ValueError(f"{problem} {_report(held)}") from problem
     if semantic_only:
         return spoken
-    expected = _own_shapes(replace(spoken, mtp=MTPConfig()))
     try:
-        config = config or OmniFishConfig.from_shapes(shapes, heads, kv_heads, head_dim, ids)
+        config = config or OmniFishConfig.from_shapes(shapes, **told)
         if config.mtp is None:
             raise ValueError(f"tensors whose names begin with {MTP_PREFIX}, and found none")
-        expected = _own_shapes(config)
-        check_names(expected, shapes, source, NAME)
     except (KeyError, ValueError, IndexError) as problem:
-        stray = [f"{name} {shape}" for name, shape in shapes.items() if expected.get(name) != shape]
-        names = f"{', '.join(stray[:MAX_NAMES]) or 'none'}{', ...' * (len(stray) > MAX_NAMES)}"
-        raise ValueError(
-            f"{source}: backbone, embedding and head are those of {NAME}; the depth decoder is none that this pack "
-            f"knows (looked for {problem}). Tensors without a place: {names}. Choose semantic-only to speak without "
-            f"it, rough but intelligible, or another file. {_report(shapes)}") from problem
+        known = _own_shapes(replace(spoken, mtp=MTPConfig()))
+        stray = [name for name in shapes if name not in known]
+        raise ValueError(_no_depth(source, f"looked for {problem}", shapes, stray, held)) from problem
+    expected = _own_shapes(config)
+    try:
+        check_names(expected, shapes, source, NAME)
+    except ValueError as problem:
+        stray = [name for name in shapes if expected.get(name) != shapes[name]]
+        raise ValueError(_no_depth(source, str(problem).removeprefix(f"{source}: "), shapes, stray, held)) from problem
     return config
 
 
 def _own_shapes(config: OmniFishConfig) -> dict[str, tuple[int, ...]]:
     return shapes_of(OmniFish(config, UNFILLED, "meta").state_dict())
+
+
+def _no_depth(source: str, reason: str, shapes: Shapes, stray: list[str], held: Shapes) -> str:
+    names = ", ".join(f"{name} {shapes[name]}" for name in stray[:MAX_NAMES]) or "none"
+    more = ", ..." if len(stray) > MAX_NAMES else ""
+    return (f"{source}: backbone, embedding and head are those of {NAME}; the depth decoder is none that this pack "
+            f"knows: {reason.rstrip('.')}. Tensors without a place: {names}{more}. Choose semantic-only to speak "
+            f"without it, rough but intelligible, or another file. {_report(held)}")
 
 
 def _report(shapes: Shapes) -> str:

@@ -137,9 +137,9 @@ def test_options_change_what_is_said():
     """Each by itself, and each time alike; one that nobody reads would go unseen."""
     voice = {"prompt_codes": golden()["greedy_clone.prompt_codes"], "prompt_text": "who"}
     changes = [{}, {"seed": 1}, {"cfg": 0}, {"cfg": 3.0}, {"temperature": 0.5}, {"steps": 3}, {"block": 4},
-               {"lang": "pl"}, {"speaker": "pl_3"}, {"speaker": "dialogue"}, {"quality": "q35"}, {"before": ["x"]}, {"after": ["x"]},
-               voice, {"voices": [("S1", "who", voice["prompt_codes"])]}, {"semantic_left": ["x"]},
-               {"full_context": False}, {"target_prefix": voice["prompt_codes"][:, :8]},
+               {"lang": "pl"}, {"speaker": "pl_3"}, {"speaker": "dialogue"}, {"quality": "q35"},
+               {"before": ["x"]}, {"after": ["x"]}, voice, {"voices": [("S1", "who", voice["prompt_codes"])]},
+               {"semantic_left": ["x"]}, {"full_context": False}, {"target_prefix": voice["prompt_codes"][:, :8]},
                {**voice, "before": ["x"]}]
     short = {**LONG, "max_frames": 16, "block": 8, "steps": 2}
     heard = [said(**{**short, **change})[0] for change in changes]
