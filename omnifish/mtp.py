@@ -152,7 +152,7 @@ class MTP(nn.Module):
                              "speech together.")
         self._keep(state, [0])
         self._check_codes(state, 0, frames, frames)
-        self._read(state, [0, frames] if frames else [0])
+        self._read(state, sorted({0, frames}))
 
     @torch.no_grad()
     def decode_block(

@@ -102,7 +102,7 @@ def test_no_frames_are_no_frames(at):
 def test_a_prompt_of_no_frames():
     state = state_for(*speech(20), 0)
     tiny_mtp().prime(state, 0)
-    assert state["ready"] == 0 and kept(state)[0].isnan().all()
+    assert state["ready"] == 0 and state["borders"] == [0] and kept(state)[0].isnan().all()
     assert torch.equal(decode(state, 0, 20, 16), spoken(0, 20, 16, primed=False)["codes"])
 
 
@@ -203,6 +203,16 @@ def test_what_was_read_is_not_read_again():
     finally:
         for handle in handles:
             handle.remove()
+
+
+def test_a_state_may_be_primed_anew():
+    """For another prompt of the same length: what was read of the first one is forgotten, and all blocks with it."""
+    state, fresh = spoken(5, 21, 8), state_for(*speech(21, seed=1), 5)
+    state["codes"].copy_(fresh["codes"])
+    state["states"][0].copy_(fresh["states"][0])
+    tiny_mtp().prime(state, 5)
+    assert state["ready"] == 5 and state["borders"] == [0, 5]
+    assert torch.equal(decode(state, 5, 21, 8), decode(fresh, 5, 21, 8))
 
 
 def test_ready_may_be_lowered_after_a_change():
