@@ -102,8 +102,9 @@ def token_rows(tokens, lengths, vocabulary: int, role: str = "speech_tokens") ->
 
 def _empty_hint(role: str) -> str:
     if role == "speech_tokens":
-        return ("The model that wrote them ended at once (try another seed or a longer text), or the source "
-                "was empty.")
+        return ("The source was empty, or the model that wrote them ended at once: try another seed or a longer text. "
+                "Text of signs alone, a transcript that is not that of the recording, or a language that the model "
+                "does not speak do this.")
     return "Read the voice from a recording again."
 
 

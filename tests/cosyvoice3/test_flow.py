@@ -180,7 +180,7 @@ def test_pieces_a_b_a():
 
 
 @pytest.mark.parametrize("row, text", [
-    ([], "row 0 has 0 tokens, so there is nothing to speak. .* ended at once .* another seed"),
+    ([], "row 0 has 0 tokens, so there is nothing to speak. .* another seed .* signs alone, a transcript"),
     ([6561], "id 6561 at position 0 of row 0; speech ids are 0..6560. Drop start, stop"),
     ([5, 6760, 3], "id 6760 at position 1"),
     ([5, -1], "id -1 at position 1"),
