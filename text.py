@@ -60,9 +60,10 @@ def _is_emoji(character: str) -> bool:
 
 
 # How good a place is for a cut, worst first: within a number or a heap of accents, within a word, anywhere too
-# early in a piece, between words that are written without blanks ... Where a number has no name, there is the
-# place of the next two, or three, that stands within quotes or brackets.
-INSIDE, LETTER, EARLY, _, _, IDEOGRAPH, BLANK, _, _, _, COMMA, CLAUSE, SENTENCE = range(13)
+# early in a piece, between words that are written without blanks ... Within quotes and brackets places are worse:
+# by three, so that the end of a sentence is still better there than a blank outside.
+INSIDE, LETTER, EARLY, _, _, _, IDEOGRAPH, BLANK, _, _, COMMA, CLAUSE, SENTENCE = range(13)
+WITHIN = 3
 
 LEAST_FILL = 0.3    # of a piece's room, before which a cut is early
 SHORT_TAIL = 0.1    # of it; a rest this short is avoided where another mark can be had
@@ -232,7 +233,8 @@ def _places(text: str) -> tuple[list[int], list[int], list[int]]:
             quoted.pop()
         if start and not heap:
             rank = marked[start] if start in marked else _between(text, end, start)
-            add(start, _within(rank) if quoted and quoted[-1][0] < start else rank)
+            within = quoted and quoted[-1][0] < start and rank >= IDEOGRAPH
+            add(start, rank - WITHIN if within else rank)
         elif heap > MAX_MARKS:
             add(start, INSIDE)
         if atom[0].isdecimal():
@@ -252,11 +254,6 @@ def _belongs(text: str, place: int) -> bool:
     character = text[place]
     return (unicodedata.category(character)[0] == "M" or _JOINER.match(character) is not None
             or "\U0001f3fb" <= character <= "\U0001f3ff" or text[place - 1 : place] == _ZWJ)
-
-
-def _within(rank: int) -> int:
-    """How good a place is within quotes or brackets: worse than without them, yet after a mark better than no mark."""
-    return rank - 3 if rank >= COMMA else rank - 2 if rank >= IDEOGRAPH else rank
 
 
 def _between(text: str, end: int, start: int) -> int:
@@ -306,7 +303,7 @@ def _marked(text: str) -> tuple[dict[int, int], list[tuple[int, int]]]:
         end = match.end()
         if closes:
             awaited.pop()
-            quoted += [] if awaited else [(opened, end)]
+            quoted.append((opened, end))
         elif mark is None and (closer := next((sign for sign in closers if last.get(sign, 0) >= end), None)):
             opened = opened if awaited else match.start()
             awaited.append(closer)

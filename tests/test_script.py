@@ -72,7 +72,7 @@ TABLE = [
     ("S1: a\nS3: b", ("S1", "S2"), [("S1", "a"), ("S3", "b")]),
     ("a\nS1: b", (), "'a' in line 1 stands before the first name; begin the line with the name of a voice and a colon. "
                      "No voice is connected; S1 to S9 need none"),
-    ("S1: a\nmore a\n\n  and more", (), [("S1", "a\nmore a\n\nand more")]),
+    ("S1: a\nmore a\n\n\n\n  and more", (), [("S1", "a\nmore a\n\nand more")]),
     ("S1: a: b\nS2：全角", (), [("S1", "a: b"), ("S2", "全角")]),
     ("s1 : a\n\" (not a speaker)\n12:30 is late", (), [("S1", "a\n\" (not a speaker)\n12:30 is late")]),
     ("Ada: a\n[Bruno] b\n[ada]: c", AB, [("Ada", "a"), ("Bruno", "b"), ("Ada", "c")]),
@@ -80,7 +80,9 @@ TABLE = [
      "no connected voice is called 'Carl' (line 2, 4), 'Dora' (line 3). Names in the script: Ada, Carl, Dora. "
      "Connected voices: Ada, Bruno; S1 to S9 need none. Correct the name or connect such a voice; if it is no name, "
      "indent its line"),
-    ("Carl: a", (), "called 'Carl' (line 1). Names in the script: Carl. No voice is connected; S1 to S9 need none"),
+    (" Carl: a", (), "called 'Carl' (line 1). Names in the script: Carl. No voice is connected; S1 to S9 need none"),
+    ("[Carl] a", AB, "called 'Carl' (line 1). Names in the script: Carl"),
+    ("  Ada: a\n  Carl: B", AB, "called 'Carl' (line 2)"),
     ("S1: a\nS10: b\nS0: c", (), "called 'S10' (line 2), 'S0' (line 3)"),
     # What names look like
     ("mary ann: a\nZOE\u0308: b\nDR. WHO: c\n李雷：d\na/b: e\nNARRATOR : f",
@@ -89,7 +91,7 @@ TABLE = [
     ("Dr: Who: a\n[dr: who] b\nAda [low]: c\n[x]", ("Dr: Who", "Ada [low]"),
      [("Dr: Who", "a"), ("Dr: Who", "b"), ("Ada [low]", "c\n[x]")]),
     ("Ada: a", ("Ada", "ADA "), "voices: 'Ada' and 'ADA ' are one name in a script; rename one of them"),
-    ("10: a\n10:30 is late", ("10", ""), [("10", "a\n10:30 is late")]),
+    ("10: a\n10:30 is late\n: b", ("10", "", " "), [("10", "a\n10:30 is late\n: b")]),
     ("Ada: a\nMaryAnn: b", ("Ada", "Mary Ann"), "'MaryAnn' (line 2)"),
     ("Zoe: b", ("Ada", "Zoë"), "called 'Zoe' (line 1). Names in the script: Zoe. Connected voices: Ada, Zoë"),
     # Pauses
@@ -101,6 +103,7 @@ TABLE = [
     ("Ada: a\n\nb [pause:abc]", AB, "'[pause:abc]' in line 3 is not a pause"),
     ("a [pause:400s] [pause:200.5s] b", None,
      "with '[pause:200.5s]' in line 1, pauses in a row add up to 600.5 s; at most 600 s are possible"),
+    ("[pause:1s]\nAda: Hi", AB, [("Ada", "[pause:1s] Hi")]),
     ("Ada: a [pause:400s]\nBruno: [pause:300s] b", AB,
      "with '[pause:300s]' in line 2, pauses in a row add up to 700 s"),
     ("[pause] [pause briefly] [short pause] [pauses: 1]", None,
@@ -131,8 +134,9 @@ def test_what_becomes_of_it(text, voices, expected):
     "12:30 is late", "Today 10:30 and 11:00", "https://www.abc.com/x", "C:\\temp", "std::vector", "mailto:a@b.com",
     "John 3:16 says it.", "Cool :D", "Haha :) nice", "He said: go.", "He said: Go.", "He said: “Go.”", "他说：“走吧。”",
     "The rules are simple: Go on.", "And then, at last: Bread", "Wait! Wait: No", "1. Eat: Now", "result: none",
-    "Result: none so far", "Look at x=y: Fine", ": no", "[sigh] so: What", "[Bob] what", "word", "",
-    "the quick brown fox of the North: Jumps",
+    "Result: none so far", "Look at x=y: Fine", ": no", "[sigh] so: What", "[Bob] What", "word", "",
+    "The Good The Bad And The Ugly: Fine", "Donaudampfschifffahrtsgesellschaft: Hallo",
+    "今天晚上我们要讨论的问题是：天气", "he said: go.\nThen\nhe said: stop.",
 ])
 def test_prose_goes_on(line):
     """A recipe's or a letter's line has a colon too; an error for each would keep such texts from being spoken."""
@@ -142,7 +146,8 @@ def test_prose_goes_on(line):
 
 @pytest.mark.parametrize("line, name", [
     ("Carl: Hello.", "Carl"), ("Old Man: Hello.", "Old Man"), ("Carl:Hello.", "Carl"), ("Carl:", "Carl"),
-    ("李雷：你好。", "李雷"), ("Dr. Who : Hello.", "Dr. Who"), ("Carl (low): Hello.", "Carl (low)"),
+    ("李雷：你好。", "李雷"), ("李雷：3点。", "李雷"), ("Dr. Who : Hello.", "Dr. Who"),
+    ("Carl (low): Hello.", "Carl (low)"),
     ("**Carl:** Hello.", "**Carl"), ("- Carl: Hello.", "- Carl"), ("Carl: [sigh] hello.", "Carl"),
     ("[sigh] Carl: Hello.", "Carl"), ("[pause:1s]Carl: Hello.", "Carl"), ("[Carl]: hello", "Carl"),
     ("carl: hello\ncarl: bye", "carl"), ("Carl: hello\nCarl: “bye”", "Carl"), ("Note: hello\nBrunno: bye", "Brunno"),
@@ -170,6 +175,11 @@ def test_error_about_many_names_is_short():
     with pytest.raises(ValueError) as caught:
         parse("\n".join(f"Name{chr(65 + number % 26)}{chr(65 + number // 26)}: Hi" for number in range(600)), AB)
     assert len(str(caught.value)) < 700 and "NameIA, ..." in str(caught.value)
+
+
+def test_phones_begin_a_line():
+    """Each is a tag, and a script may have its names in brackets."""
+    assert parse("[Ada] One.\n[HH][AH0]llo", AB) == [Turn("Ada", "One.\n[HH][AH0]llo", 1)]
 
 
 def test_line_of_a_turn():
@@ -209,6 +219,11 @@ def test_printed_turns_are_read_again(turns):
     """Turns as they are made, each with something to speak; a break in the words is one."""
     assume(all(spoken(turn.words) for turn in turns))
     assert parse(render(turns), NAMES) == turns
+
+
+def test_a_name_with_a_colon_is_printed_in_brackets():
+    turns = [Turn("Dr", "Who: a", 1), Turn("Dr: Who", "b", 2)]
+    assert render(turns) == "Dr: Who: a\n[Dr: Who] b" and parse(render(turns), ["Dr", "Dr: Who"]) == turns
 
 
 @given(TURNS)

@@ -209,12 +209,13 @@ Z = "一二三四五六七八九十"
     # A footnote, and a tag, go with the stop before them.
     ("It is so.[1] Then it went on, and on.", 30, ["It is so.[1]", "Then it went on, and on."]),
     ("Stop.[sigh] </b>Go on, then go home.", 24, ["Stop.[sigh]", "</b>Go on, then go home."]),
+    ("Stop.</b> Go on, then go home now.", 24, ["Stop.</b>", "Go on, then go home now."]),
     ("真的。[breath]因为他们", 9, ["真的。", "[breath]因", "为他们"]),
     # A number with a stop is a date or an item of a list.
     ("Es war am 5. Januar in Bonn, wo er blieb.", 20, ["Es war am 5. Januar", "in Bonn,", "wo er blieb."]),
     ("1. Buy milk. 2. Eat bread. 3. Sleep well.", 16, ["1. Buy milk.", "2. Eat bread.", "3. Sleep well."]),
     ("It was 1984. It costs 2.50. It is v2. Yes.", 20, ["It was 1984.", "It costs 2.50.", "It is v2. Yes."]),
-    ("On Jan. 5 we met. Then we parted.", 18, ["On Jan. 5 we met.", "Then we parted."]),
+    ("On Jan. 5 we met. Then we parted.", 14, ["On Jan. 5 we", "met.", "Then we", "parted."]),
     ("Really‼ Yes it is. No⁉ Right.", 12, ["Really‼", "Yes it is.", "No⁉ Right."]),
     ("Բարեւ։ Ինչպես ես։ Լավ եմ։", 14, ["Բարեւ։", "Ինչպես ես։", "Լավ եմ։"]),
     # Signs go with what is spoken, or are left out where they have no room.
@@ -229,6 +230,9 @@ def test_places_of_cuts(text, limit, pieces):
     ('She said, "Go. Now." and then she left.', 24, ["She said,", '"Go. Now." and then she', "left."]),
     ("It is (so I hear; so be it) here, they say.", 33, ["It is (so I hear; so be it) here,", "they say."]),
     ('"One is here, I say. Two is here, too. Three."', 40, ['"One is here, I say. Two is here, too.', 'Three."']),
+    ('He told "One is here. Two is" to us all', 36, ['He told "One is here.', 'Two is" to us all']),
+    ("It was (red, blue) and it went on", 24, ["It was (red, blue) and", "it went on"]),
+    ("(This is one. Two “three” four), and five", 36, ["(This is one. Two “three” four),", "and five"]),
     ("»Komm. Setz dich.« Er kam. Sie auch, ja.", 28, ["»Komm. Setz dich.« Er kam.", "Sie auch, ja."]),
     ("Er kam heute. »Komm. Setz dich.« Nein.", 30, ["Er kam heute.", "»Komm. Setz dich.« Nein."]),
     ("Er rief: ›Komm. Setz dich.‹ Nein.", 24, ["Er rief:", "›Komm. Setz dich.‹ Nein."]),
@@ -238,6 +242,8 @@ def test_places_of_cuts(text, limit, pieces):
     ("‚Geh jetzt. Bleib.‘ Er ging. Ja.", 24, ["‚Geh jetzt. Bleib.‘", "Er ging. Ja."]),
     ("« Va. Viens. » Il part. Oui, va.", 25, ["« Va. Viens. » Il part.", "Oui, va."]),
     ("Il dit bien « oui » ou non", 14, ["Il dit bien", "« oui » ou non"]),
+    ("Il dit bien « oui ou non", 13, ["Il dit bien", "« oui ou non"]),
+    ("Il dit oui bien » ou non", 16, ["Il dit oui", "bien » ou non"]),
     ("Then she said “now we go” and", 20, ["Then she said", "“now we go” and"]),
     # What never closes opens nothing.
     ("I lost :( My dog ran off. It is sad; very.", 40, ["I lost :( My dog ran off.", "It is sad; very."]),
