@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kit.cost import grows_in_proportion
 from speechwright import wires
-from speechwright.script import MAX_PAUSE_S, Turn, parse, pauses, render
+from speechwright.script import MAX_PAUSE_S, Turn, names_someone, parse, pauses, render
 from speechwright.text import clean, fold_name, speakable, split
 
 AB = ("Ada", "Bruno")
@@ -169,6 +169,14 @@ def test_numbered_speakers_may_need_voices():
     found = (r"called 'S3' \(line 2\). Names in the script: S1, S3. Connected voices: S1, S2. Correct")
     with pytest.raises(ValueError, match=found):
         parse("S1: a\nS3: b", ["S1", "S2"], numbered=False)
+
+
+@pytest.mark.parametrize("text, names, expected", [
+    ("Hello.\n [sigh] ada : hi", AB, True), ("[Bruno] hi", AB, True), ("Hello Ada: hi", AB, False), ("", AB, False),
+    ("S2: hi", AB, True), ("S2: hi", ["Ada"], False), ("S2: hi", ["s2"], True), ("Carl: hi", AB, False),
+])
+def test_a_text_is_a_script_if_it_names_someone(text, names, expected):
+    assert names_someone(text, names) == expected
 
 
 def test_error_about_many_names_is_short():
