@@ -49,12 +49,16 @@ class PitchPredictor(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:
         """(B, M, F + 3) -> (B, F) in Hz, not negative, in the dtype and on the device of the mel"""
+        def there(layer: nn.Module) -> tuple[Tensor, Tensor]:
+            weight, bias = (part.to(mel.dtype).to(mel.device) for part in (layer.weight, layer.bias))
+            return weight, bias
+
         x = mel
         for index, conv in self.condnet.items():
             if index != "0":
                 x = F.pad(x, (conv.kernel_size[0] - 1, 0))
-            x = F.elu(F.conv1d(x, conv.weight.to(x), conv.bias.to(x)))
-        return F.linear(x.transpose(1, 2), self.classifier.weight.to(x), self.classifier.bias.to(x))[..., 0].abs()
+            x = F.elu(F.conv1d(x, *there(conv)))
+        return F.linear(x.transpose(1, 2), *there(self.classifier))[..., 0].abs()
 
 
 class HarmonicSource(nn.Module):

@@ -111,7 +111,7 @@ class CausalHiFT(nn.Module):
         exact: float64 and on the CPU, as published; else float32, where the mel is, in which the start of a
         stream may differ from that of the whole in phase.
         """
-        mel = mel.to("cpu", torch.float64) if exact else mel.float()
+        mel = mel.cpu().double() if exact else mel.float()      # cast on the CPU: others may not know float64
         return self.f0_predictor(F.pad(mel, (0, PITCH_LOOKAHEAD_FRAMES)) if finalize else mel)
 
     def source(self, f0: Tensor, noise: Tensor, start: Tensor | None = None) -> Tensor:
