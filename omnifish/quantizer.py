@@ -28,7 +28,7 @@ class Codebook(nn.Module):
 
     def nearest(self, x: Tensor) -> Tensor:
         """(B, F, D) -> int64 (B, F)"""
-        code = F.normalize(self.in_proj(x), dim=-1)
+        code = self.in_proj(x)      # its own length changes no order
         return (code @ F.normalize(self.codebook.weight.to(code), dim=-1).T).argmax(dim=-1)
 
     def forward(self, ids: Tensor) -> Tensor:
