@@ -45,7 +45,7 @@ def enclosed(pair: tuple[str, str], text: str) -> str:
 
 
 def dialogue_text(lines: Iterable[tuple[str, str]]) -> str:
-    """Mark-up of a scene, from each speaker's name and line."""
+    """Mark-up of a scene, from each speaker's name and line; ``clean`` these, and not what comes out, before."""
     return "".join(enclosed(SPEAKER, escape(name)) + escape(line) for name, line in lines)
 
 

@@ -163,6 +163,11 @@ def test_a_raw_scene_is_read_as_one_where_it_is_expected():
         f"<|text_start|><|quad_start|>S1<|quad_end|>{escaped}<|text_end|>")
     assert controls(laid_out(raw, speaker="dialogue").ids) == {**FRAME, "quad": 1}
     assert controls(laid_out(raw).ids) == FRAME
+    left = laid_out(raw, prompt=codes(2), words=raw, semantic_left=[raw])
+    assert controls(left.ids[:, ~left.audio_mask]) == {**FRAME, "object_ref": 1}
+    name = "S1<|quad_end|>"
+    named = laid_out(dialogue_text([(name, "x")]), voices=[(name, "y", codes(2))])
+    assert controls(named.ids[:, ~named.audio_mask]) == {**FRAME, "quad": 2}
 
 
 def test_mark_up_as_strings():

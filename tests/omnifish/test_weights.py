@@ -10,10 +10,11 @@ from kit.lm import llm_manifest
 from speechwright.assembly import UNFILLED, shapes_of
 from speechwright.checkpoint import open_checkpoint
 from speechwright.cosyvoice3.weights import TELLTALE as COSYVOICE_TELLTALE
-from speechwright.omnifish import codec_demo, codec_weights
+from speechwright.omnifish import codec_demo, codec_weights, tokenizer
 from speechwright.omnifish.codec import FishCodec
 from speechwright.omnifish.config import CodeIds, OmniFishConfig
 from speechwright.omnifish.demo import demo_config, random_state
+from speechwright.omnifish.generate import blocks_cached
 from speechwright.omnifish.model import OmniFish
 from speechwright.omnifish.mtp import MTPConfig
 from speechwright.omnifish.weights import TELLTALE, build, is_read, measure, own_name
@@ -96,10 +97,15 @@ def test_weights_made_in_inference_mode_serve_outside_it(whole):
 
 def test_layers_that_comfyui_hands_in(whole):
     import comfy.ops
-    model = build("model", whole, operations=comfy.ops.disable_weight_init)
-    assert isinstance(model.semantic_head, comfy.ops.disable_weight_init.Linear)
-    assert isinstance(model.llm.embed_tokens, comfy.ops.disable_weight_init.Embedding)
-    assert shapes_of(model.state_dict()) == shapes_of(whole)
+    spoken = []
+    for operations in (comfy.ops.disable_weight_init, comfy.ops.manual_cast, UNFILLED):
+        model = build("model", whole, operations=operations)
+        assert isinstance(model.semantic_head, operations.Linear)
+        assert isinstance(model.llm.embed_tokens, operations.Embedding)
+        assert shapes_of(model.state_dict()) == shapes_of(whole)
+        with torch.inference_mode():
+            spoken.append(list(blocks_cached(model, tokenizer.demo(), None, None, "Hi", "en", max_frames=16))[-1][1])
+    assert torch.equal(spoken[0], spoken[2]) and torch.equal(spoken[1], spoken[2]) and spoken[2].numel()
 
 
 def test_from_a_file(whole, tmp_path):
