@@ -26,6 +26,7 @@ from .quantizer import Quantizer
 CHUNK_FRAMES = 64       # 3 s
 # At high rates, where most of the memory would go, that much of a piece is computed at a time.
 PART_SAMPLES = 2**13
+WORKING_BYTES = 2**28   # beside the weights, for each row of a batch; measured, of any length: 170 MB
 ENCODER_OUT_TAPS = 3
 
 OnChunk = Callable[[int, int], None]
