@@ -115,7 +115,8 @@ class SpeechModel:
 
     def __init__(self, opened: Opened, precision: str, device: torch.device):
         self.family, self.source, self.token_kind = opened.family, opened.source, opened.token_kind
-        self.config, self.text_tokenizer, self.device = opened.config, opened.text_tokenizer, device
+        self.config, self.text_tokenizer, self.decoder = opened.config, opened.text_tokenizer, opened.decoder
+        self.device = device
         self._opened, self._dtype = opened, _dtype(opened, precision)
         self._before = {name: files.stamp(part.files) for name, part in opened.parts.items()}
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}

@@ -31,6 +31,14 @@ class Part:
     on_gpu: torch.dtype | None = None
 
 
+@dataclass(frozen=True)
+class Decoder:
+    """How the tokens of a model become audio: three functions of its family's pipeline."""
+    read_voice: Callable
+    speak: Callable
+    working_bytes: Callable
+
+
 @dataclass(frozen=True, eq=False)
 class Opened:
     """A model whose files are known to be whole and to fit each other.
@@ -45,6 +53,7 @@ class Opened:
     parts: Mapping[str, Part]
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text_tokenizer: object = None
+    decoder: Decoder | None = None
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..s3gen import demo as s3gen_demo
 from ..s3gen.weights import own_name
+from . import demo_flow, demo_vocoder
 from .config import LAYERS, TEXT_TABLE, LMConfig
 from .lm import SpeechLM
 from .weights import TEXT_HEAD, published_shapes
@@ -76,16 +77,21 @@ def _shape_scores(state: dict[str, Tensor], config: LMConfig) -> None:
     head[ids.eos, KIND] = -STOP_SLOPE * share - STOP_SCORE / MARK
 
 
-def speech_tokenizer_state() -> dict[str, Tensor]:
-    """A speech tokenizer, by our names."""
-    prefix, state = "tokenizer.", s3gen_demo.random_state(s3gen_demo.demo_config())
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items()
-            if name.startswith(prefix) and own_name(name)}
+def reader_state(part: str) -> dict[str, Tensor]:
+    """The speech tokenizer or the speaker encoder of S3Gen's demo, by our names."""
+    state = s3gen_demo.random_state(s3gen_demo.demo_config())
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in state.items()
+            if name.startswith(f"{part}.") and own_name(name)}
 
 
-# Title -> file -> what makes it. The tokens of version 2 are also S3Gen's, whose demo reads recordings for it.
+# Title -> file -> what makes it. Version 2 is the language model alone: S3Gen's demo has all else that it needs.
 DEMOS = {
     "CosyVoice2": {"llm.safetensors": lambda: random_state(demo_config(2))},
-    "CosyVoice3": {"llm.safetensors": lambda: random_state(demo_config(3)),
-                   "speech_tokenizer_v3.safetensors": speech_tokenizer_state},
+    "CosyVoice3": {
+        "llm.safetensors": lambda: random_state(demo_config(3)),
+        "flow.safetensors": lambda: demo_flow.random_state(demo_flow.demo_config()),
+        "hift.safetensors": lambda: demo_vocoder.random_state(demo_vocoder.demo_config()),
+        "speech_tokenizer_v3.safetensors": lambda: reader_state("tokenizer"),
+        "campplus.safetensors": lambda: reader_state("speaker_encoder"),
+    },
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,17 +18,21 @@ from ..checkpoint import open_checkpoint
 from ..converted import cached
 from ..hub import Published
 from ..onnx_weights import OnnxFile, open_onnx
-from ..parts import TITLES, Opened, Part
-from ..s3gen import onnx
+from ..parts import TITLES, Decoder, Opened, Part
+from ..s3gen import cosyvoice2, onnx
+from ..s3gen import pipeline as s3gen_pipeline
+from ..s3gen import weights as s3gen_weights
 from ..s3gen.config import SpeakerConfig, TokenizerConfig
 from ..s3gen.speaker import CAMPPlus
 from ..s3gen.tokenizer import S3Tokenizer
 from ..wires import S3_V2, S3_V3
-from . import tokenizer, weights
+from . import flow_weights, pipeline, tokenizer, vocoder_weights, weights
 from .config import CONTROL_TABLE
+from .flow import start_noise
 
 BASE, RL = "base", "RL"
 LMS = {BASE: "llm.pt", RL: "llm.rl.pt"}
+FLOW, VOCODER = "flow.pt", "hift.pt"
 KINDS = {2: S3_V2, 3: S3_V3}
 
 
@@ -52,6 +57,11 @@ class _Reader:
         check_names(shapes_of(module.state_dict()), shapes, str(path), self.title)
 
 
+DECODERS = {
+    2: Decoder(s3gen_pipeline.read_voice, partial(s3gen_pipeline.speak, start_noise=start_noise, fades_in=False),
+               s3gen_pipeline.working_bytes),
+    3: Decoder(pipeline.read_voice, pipeline.speak, pipeline.working_bytes),
+}
 READERS = {
     "tokenizer": _Reader(onnx.TOKENIZER, TokenizerConfig, S3Tokenizer, onnx.tokenizer_sources,
                          onnx.read_speech_tokenizer),
@@ -75,6 +85,7 @@ SHA256 = {"speech_tokenizer_v3.onnx": "23236a74175dbdda47afc66dbadd5bcb41303c467
 def files(version: int, lm: str = BASE) -> dict[str, tuple[str, ...]]:
     """Part -> the published names of the files that hold it."""
     return {
+        "synthesis": (FLOW, VOCODER),
         "lm": (LMS[lm],),
         "text": tuple(f"{tokenizer.FOLDER}/{name}" for name in (tokenizer.VOCABULARY_FILE, tokenizer.MERGES_FILE)),
         "tokenizer": (f"speech_tokenizer_v{version}.onnx",),
@@ -133,6 +144,8 @@ def open_folder(
              for part, names in files(version, lm).items() if part not in missing and part != "text"}
     parts = {part: _read_part(found[part][0], network, cache) for part, network in READERS.items() if part in found}
     config = None
+    if "synthesis" in found:
+        parts["synthesis"] = (_synthesis_2 if version == 2 else _synthesis_3)(*found["synthesis"])
     if "lm" in found:
         config, parts["lm"] = _lm_part(found["lm"][0])
     text = None
@@ -146,7 +159,7 @@ def open_folder(
         missing.pop("text", None)
     order = [part for part in TITLES if part in parts]
     return Opened(f"CosyVoice{version}", str(folder), KINDS[version], config, {part: parts[part] for part in order},
-                  missing, text)
+                  missing, text, DECODERS[version])
 
 
 def _version(folder: Path, lm: str) -> int:
@@ -173,6 +186,32 @@ def _versions(folder: Path) -> Iterator[tuple[Path, int]]:
     for name in LMS.values():
         if path := find(folder, name):
             yield path, 2 if CONTROL_TABLE in open_checkpoint(path).shapes else 3
+    if path := find(folder, FLOW):
+        yield path, 3 if flow_weights.TELLTALE <= open_checkpoint(path).shapes.keys() else 2
+
+
+def _synthesis_2(flow: Path, hift: Path) -> Part:
+    """CosyVoice2's are S3Gen's networks."""
+    for part, path in (("flow", flow), ("mel2wav", hift)):
+        cosyvoice2.measure(part, open_checkpoint(path).shapes, str(path))
+
+    def build(operations, dtype: torch.dtype) -> nn.Module:
+        return cosyvoice2.build(open_checkpoint(flow).read(), open_checkpoint(hift).read(), operations, dtype,
+                                str(flow), str(hift))
+
+    return Part((flow, hift), build, s3gen_weights.DTYPES)
+
+
+def _synthesis_3(flow: Path, hift: Path) -> Part:
+    flow_config = flow_weights.measure(open_checkpoint(flow).shapes, str(flow))
+    vocoder_config = vocoder_weights.measure(open_checkpoint(hift).shapes, str(hift))
+
+    def build(operations, dtype: torch.dtype) -> nn.Module:
+        return pipeline.Token2Wav(
+            flow_weights.build(open_checkpoint(flow).read(), operations, dtype, flow_config, str(flow)),
+            vocoder_weights.build(open_checkpoint(hift).read(), operations, vocoder_config, str(hift)))
+
+    return Part((flow, hift), build, flow_weights.DTYPES)
 
 
 def _lm_part(path: Path) -> tuple[object, Part]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..audio import Clip
 from ..s3gen import inputs, pieces, reference
@@ -33,6 +33,14 @@ FRAME_BYTES = 100_000           # of the transformer, for each frame
 VOCODER_FRAME_BYTES = 400_000   # for each frame of a segment
 
 
+class Token2Wav(nn.Module):
+    """The flow and the vocoder, which are moved together."""
+
+    def __init__(self, flow: MelFlow, vocoder: CausalHiFT):
+        super().__init__()
+        self.flow, self.vocoder = flow, vocoder
+
+
 @torch.no_grad()
 def read_voice(tokenizer: S3Tokenizer, speaker_encoder: CAMPPlus, clip: Clip, device: torch.device) -> dict:
     """A reference as the flow takes it, on the CPU; entries as of ``s3gen.reference.entries``.
@@ -48,39 +56,40 @@ def read_voice(tokenizer: S3Tokenizer, speaker_encoder: CAMPPlus, clip: Clip, de
 
 
 def speak(
-    flow: MelFlow, vocoder: CausalHiFT, tokens: SpeechTokens, voice: dict, *, steps: int = 0,
+    model: Token2Wav, tokens: SpeechTokens, voice: pieces.Voices, *, steps: int = 0,
     guidance: float = GUIDANCE, seed: int = 0, fade_ms: float = 0.0, device: torch.device | str = "auto",
     on_step: OnStep | None = None,
 ) -> list[Tensor]:
-    """Say every row of ``tokens`` with one voice of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
+    """Say every row of ``tokens`` with voices of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
 
-    seed: with 0 every piece starts from the noise of the published model. With another, row i begins with
-    ``seed + i``, and each further piece of it adds 1. steps: of the flow, 0 for the published number. fade_ms:
-    how long pieces fade where they meet. ``on_step(done, total)`` counts the flow's steps over all pieces, is
+    voice: that of all pieces, or a function from a piece to its own. seed: with 0 every piece starts from the
+    noise of the published model. With another, row i begins with ``seed + i``, and each further piece of it adds
+    1. steps: of the flow, 0 for the published number. fade_ms: how long pieces fade where they meet.
+    ``on_step(done, total)`` counts the flow's steps over all pieces, is
     called between the vocoder's segments too, and may raise to cancel.
     """
+    flow, vocoder = model.flow, model.vocoder
     device = flow.on(device)
     steps = inputs.step_count(steps, BASE_STEPS, "steps")
     schedule = flow.schedule(steps, device)
-    speaker, = inputs.voices(voice, 1, flow.vocabulary, device)
-    prompt_frames = len(speaker[1])
 
     def say(piece: Piece, own_seed: int, _: bool, advance: Callable[[int], None]) -> Tensor:
         own_seed = own_seed if seed else 0
+        speaker, = inputs.voices(pieces.own(voice, piece), 1, flow.vocabulary, device)
 
         def window(ids: Tensor, noise: Tensor) -> Tensor:
             return mels(flow, [ids], [speaker], [noise], schedule=schedule, guidance=guidance,
                         on_step=lambda *_: advance(1), device=device)[0][None]
 
         ids = piece.ids[0]
-        z = start_noise(flow.config.mels, prompt_frames + UPSAMPLING * len(ids), own_seed)
+        z = start_noise(flow.config.mels, len(speaker[1]) + UPSAMPLING * len(ids), own_seed)
         mel = pieces.mel_in_windows(ids, z, window)
         return vocoder(mel, seed=own_seed, on_segment=lambda: advance(0))[0].cpu()
 
     return pieces.speak(tokens, say, seed, steps, SAMPLE_RATE_HZ, fade_ms, on_step)
 
 
-def working_bytes(tokens: SpeechTokens, voice: dict) -> int:
+def working_bytes(tokens: SpeechTokens, voice: pieces.Voices) -> int:
     """About how much memory ``speak`` needs beside the weights, for the longest piece."""
     spoken, frames = pieces.longest(tokens, voice)
     return SCORE_BYTES * frames**2 + FRAME_BYTES * frames + VOCODER_FRAME_BYTES * min(spoken, SEGMENT_FRAMES)

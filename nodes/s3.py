@@ -5,7 +5,7 @@ from comfy_api.latest import io
 
 from ..audio import check_speech, clips, to_comfy
 from ..s3gen import pipeline as s3gen_pipeline
-from ..wires import Piece, SpeechTokens
+from ..wires import Piece, SpeechTokens, Voice
 from .common import (
     CATEGORY,
     MAX_SEED,
@@ -29,10 +29,10 @@ class S3Tokenize(io.ComfyNode):
                         "and another voice this is voice conversion. Recordings of any length.",
             search_aliases=["voice conversion", "speech to speech", "tokenizer", "encode audio"],
             inputs=[
-                SpeechModelType.Input("model", tooltip="An S3Gen model."),
+                SpeechModelType.Input("model", tooltip="An S3Gen or CosyVoice model."),
                 io.Audio.Input("audio", tooltip="Speech, of any length and sample rate; rows of a batch stay apart."),
             ],
-            outputs=[SpeechTokensType.Output(display_name="tokens", tooltip="Speech tokens, s3-v2.")],
+            outputs=[SpeechTokensType.Output(display_name="tokens", tooltip="Speech tokens, s3-v2 or s3-v3.")],
         )
 
     @classmethod
@@ -60,14 +60,17 @@ class S3Token2Wav(io.ComfyNode):
             description="Speaks S3 tokens in a voice, as 24 kHz audio.",
             search_aliases=["voice conversion", "tts", "speak", "vocoder", "decode speech tokens", "chatterbox"],
             inputs=[
-                SpeechModelType.Input("model", tooltip="An S3Gen model."),
-                SpeechTokensType.Input("tokens", tooltip="Speech tokens of the kind that the model reads: s3-v2."),
+                SpeechModelType.Input("model", tooltip="An S3Gen or CosyVoice model."),
+                SpeechTokensType.Input(
+                    "tokens", tooltip="Speech tokens of the kind that the model reads: s3-v2, or s3-v3 of CosyVoice3."),
                 io.Int.Input(
                     "seed", default=0, min=0, max=MAX_SEED, control_after_generate=True,
-                    tooltip="Each seed is another take. Row i of a batch, and piece i of a long text, use seed + i."),
+                    tooltip="Each seed is another take. Row i of a batch, and piece i of a long text, use seed + i. "
+                            "With CosyVoice 0 is the noise of the published model, for every piece."),
                 SpeechVoiceType.Input(
                     "voice", optional=True,
-                    tooltip="Who speaks. Not needed where the tokens carry a voice. The first 10 s are used."),
+                    tooltip="Who speaks. Not needed where the tokens carry a voice, in whose place this one speaks "
+                            "all. The first 10 s are used."),
                 io.Int.Input(
                     "steps", default=0, min=0, max=100, optional=True,
                     tooltip="Steps of the flow; more are slower. 0: the checkpoint's own number, 10 (2 for meanflow)."),
@@ -87,18 +90,23 @@ class S3Token2Wav(io.ComfyNode):
                 joint_fade: float = 20.0) -> io.NodeOutput:
         model.require("S3Token2Wav", "synthesis", "tokenizer", "speaker")
         tokens.require(model.token_kind, "S3Token2Wav")
-        voice = voice or tokens.batch[0][0].voice
-        if voice is None:
-            raise ValueError("S3Token2Wav: voice: nothing is connected, and these tokens carry none; connect a Voice.")
         report = progress_and_interrupt()
 
-        def read_voice() -> dict:
+        def read(voice: Voice) -> dict:
             with model.loaded(("tokenizer", "speaker"), s3gen_pipeline.READING_BYTES) as readers:
-                return s3gen_pipeline.read_voice(*readers, voice.clip, model.device)
+                return model.decoder.read_voice(*readers, voice.clip, model.device)
 
-        conditions = model.voice(voice.content_hash, read_voice)
-        with model.loaded("synthesis", s3gen_pipeline.working_bytes(tokens, conditions)) as network:
-            waves = s3gen_pipeline.speak(
-                network, tokens, conditions, seed=seed, steps=steps, guidance=cfg, fade_ms=joint_fade,
-                device=model.device, on_step=report)
+        def voice_of(piece: Piece) -> dict:
+            speaker = voice or piece.voice
+            if speaker is None:
+                raise ValueError("S3Token2Wav: voice: nothing is connected, and these tokens carry none; connect a "
+                                 "Voice.")
+            return model.voice(speaker.content_hash, lambda: read(speaker))
+
+        # Read before the networks that speak are loaded: each would push the other out.
+        voices = {id(piece): voice_of(piece) for row in tokens.batch for piece in row}
+        with model.loaded("synthesis", model.decoder.working_bytes(tokens, lambda piece: voices[id(piece)])) as network:
+            waves = model.decoder.speak(
+                network, tokens, lambda piece: voices[id(piece)], seed=seed, steps=steps, guidance=cfg,
+                fade_ms=joint_fade, device=model.device, on_step=report)
         return io.NodeOutput(to_comfy(waves, s3gen_pipeline.SAMPLE_RATE_HZ))

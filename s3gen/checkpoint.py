@@ -5,13 +5,15 @@ import torch
 from torch import nn
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..parts import Opened, Part
+from ..parts import Decoder, Opened, Part
 from ..wires import S3_V2
-from . import weights
+from . import pipeline, weights
 from .model import SYNTHESIS_PARTS
 
 # Our names of the parts -> theirs.
 PARTS = {"synthesis": SYNTHESIS_PARTS, "tokenizer": ("tokenizer",), "speaker": ("speaker_encoder",)}
+
+DECODER = Decoder(pipeline.read_voice, pipeline.speak, pipeline.working_bytes)
 
 
 def open_model(checkpoint: Checkpoint) -> Opened:
@@ -32,4 +34,4 @@ def open_model(checkpoint: Checkpoint) -> Opened:
                    weights.DTYPES if part == "synthesis" else (torch.float32,))
         for part, names in PARTS.items()
     }
-    return Opened("S3Gen", source, S3_V2, config, parts)
+    return Opened("S3Gen", source, S3_V2, config, parts, decoder=DECODER)

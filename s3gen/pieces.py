@@ -24,6 +24,8 @@ SEAM_FRAMES = 8             # over which one window's mel fades into the next
 TRIM_FROM_SECONDS = 8.0     # where the end of a long reference is looked for
 STILL_MS = 20               # how long the stillest stretch is, at which it is cut
 
+# Of every piece, or a function that tells that of each; as ``read_voice`` gives them.
+Voices = dict | Callable[[Piece], dict]
 # (piece, its seed, whether silence is before it, advance(steps done since)) -> (T,) on the CPU
 Say = Callable[[Piece, int, bool, Callable[[int], None]], Tensor]
 
@@ -67,11 +69,18 @@ def speak(
 
     waves = []
     for number, row in enumerate(tokens.batch):
-        pauses = [piece.pause_s for piece in row]
-        said = [say(piece, seed + number + index, index == 0 or pauses[index - 1] > 0, advance)
+        before = [piece.lead_s for piece in row]
+        after = [piece.pause_s + lead_s for piece, lead_s in zip(row, [*before[1:], 0.0])]
+        said = [say(piece, seed + number + index, index == 0 or after[index - 1] > 0, advance)
                 for index, piece in enumerate(row)]
-        waves.append(join(said, pauses, rate_hz, fade_ms))
+        wave = join(said, after, rate_hz, fade_ms)
+        waves.append(F.pad(wave, (round(before[0] * rate_hz), 0)) if before[0] else wave)
     return waves
+
+
+def own(voice: Voices, piece: Piece) -> dict:
+    """The voice of one piece."""
+    return voice(piece) if callable(voice) else voice
 
 
 def windows(tokens: int) -> list[tuple[int, int]]:
@@ -106,7 +115,9 @@ def _splice(mel: Tensor, window: Tensor, start: int) -> Tensor:
     return torch.cat((mel[:, :, :seam], met, after[:, :, SEAM_FRAMES:]), dim=2)
 
 
-def longest(tokens: SpeechTokens, voice: dict) -> tuple[int, int]:
-    """Mel frames of the longest piece, and of its longest window with the voice before it."""
-    count = max(piece.ids.shape[1] for row in tokens.batch for piece in row)
-    return UPSAMPLING * count, UPSAMPLING * (min(count, WINDOW_TOKENS) + int(voice["prompt_token_len"][0]))
+def longest(tokens: SpeechTokens, voice: Voices) -> tuple[int, int]:
+    """Mel frames of the longest piece, and of the longest window with its voice before it."""
+    lengths = [(piece.ids.shape[1], int(own(voice, piece)["prompt_token_len"][0])) for row in tokens.batch
+               for piece in row]
+    return (UPSAMPLING * max(count for count, _ in lengths),
+            UPSAMPLING * max(min(count, WINDOW_TOKENS) + prompt for count, prompt in lengths))

@@ -27,6 +27,8 @@ TOKENS_PER_SECOND = 25
 SECONDS_PER_TOKEN = 1 / TOKENS_PER_SECOND
 SEGMENT_FRAMES = 1500       # mel frames that are vocoded at once, 30 s
 
+StartNoise = Callable[[int, int, int], Tensor]      # (mels, frames, seed) -> (mels, frames)
+
 # Reckoned from the tensors of the full-size model that are alive at once, with room to spare; not measured.
 READING_BYTES = 512 * 2**20     # of a window of 30 s in the tokenizer
 SCORE_BYTES = 200               # of the encoder's attention, for each pair of frames
@@ -51,35 +53,38 @@ def read_voice(tokenizer: S3Tokenizer, speaker: CAMPPlus, clip: Clip, device: to
 
 
 def speak(
-    model: S3Token2Wav, tokens: SpeechTokens, voice: dict, *, seed: int, steps: int = 0,
+    model: S3Token2Wav, tokens: SpeechTokens, voice: pieces.Voices, *, seed: int, steps: int = 0,
     guidance: float = generate.GUIDANCE, fade_ms: float = 0.0, device: torch.device | str = "auto",
-    on_step: OnStep | None = None,
+    on_step: OnStep | None = None, start_noise: StartNoise | None = None, fades_in: bool = True,
 ) -> list[Tensor]:
-    """Say every row of ``tokens`` with one voice of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
+    """Say every row of ``tokens`` with voices of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
 
-    Row i begins with ``seed + i``, and each further piece of it adds 1. steps: of the flow, 0 for the
-    checkpoint's own number. fade_ms: how long pieces fade where they meet. ``on_step(done, total)``
-    counts the flow's steps over all pieces, is called between the vocoder's segments too, and may
-    raise to cancel.
+    voice: that of all pieces, or a function from a piece to its own. start_noise, fades_in: what CosyVoice2
+    does otherwise, see ``cosyvoice2``. Row i begins with ``seed + i``, and each further piece of it adds 1.
+    steps: of the flow, 0 for the checkpoint's own number. fade_ms: how long pieces fade where they meet.
+    ``on_step(done, total)`` counts the flow's steps over all pieces, is called between the vocoder's segments
+    too, and may raise to cancel.
     """
     steps = step_count(steps, generate.default_steps(model.flow.decoder.estimator), "steps")
 
     def say(piece: Piece, seed: int, after_silence: bool, advance: Callable[[int], None]) -> Tensor:
-        mel = _mel(model, piece.ids[0], voice, seed, steps, guidance, device, lambda *_: advance(1))
+        mel = _mel(model, piece.ids[0], pieces.own(voice, piece), seed, steps, guidance, device, lambda *_: advance(1),
+                   start_noise)
         wave = _vocode(model, mel, seed, device, lambda: advance(0))
         # Within a sentence the joint has a fade of its own, and 20 ms of nothing would be heard.
-        return (fade_in(wave) if after_silence else wave)[0].cpu()
+        return (fade_in(wave) if after_silence and fades_in else wave)[0].cpu()
 
     return pieces.speak(tokens, say, seed, steps, SAMPLE_RATE_HZ, fade_ms, on_step)
 
 
-def working_bytes(tokens: SpeechTokens, voice: dict) -> int:
+def working_bytes(tokens: SpeechTokens, voice: pieces.Voices) -> int:
     """About how much memory ``speak`` needs beside the weights, for the longest piece."""
     spoken, frames = pieces.longest(tokens, voice)
     return SCORE_BYTES * frames**2 + FRAME_BYTES * frames + VOCODER_FRAME_BYTES * min(spoken, SEGMENT_FRAMES)
 
 
-def _mel(model, ids: Tensor, voice: dict, seed: int, steps: int, guidance: float, device, step) -> Tensor:
+def _mel(model, ids: Tensor, voice: dict, seed: int, steps: int, guidance: float, device, step,
+         start_noise: StartNoise | None = None) -> Tensor:
     """Ids (N,) -> mel (1, M, 2N)"""
     prompt = UPSAMPLING * int(voice["prompt_token_len"][0])
     mels = model.config.estimator.mels
@@ -89,7 +94,8 @@ def _mel(model, ids: Tensor, voice: dict, seed: int, steps: int, guidance: float
             ids, ref_dict=voice, finalize=True, z=noise[None], n_cfm_timesteps=steps, guidance=guidance,
             on_step=step, device=device)
 
-    z = sampling.flow_noise(mels, prompt + UPSAMPLING * len(ids), sampling.flow_rng(seed))
+    frames = prompt + UPSAMPLING * len(ids)
+    z = start_noise(mels, frames, seed) if start_noise else sampling.flow_noise(mels, frames, sampling.flow_rng(seed))
     return pieces.mel_in_windows(ids, z, window)
 
 

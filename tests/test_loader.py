@@ -228,7 +228,7 @@ class TestModel:
     def test_demo_goes_through_a_file(self, title, monkeypatch, caplog):
         read = []
         original = Checkpoint.read
-        monkeypatch.setattr(Checkpoint, "read", lambda self, wanted: read.append(self.path) or original(self, wanted))
+        monkeypatch.setattr(Checkpoint, "read", lambda self, *wanted: read.append(self.path) or original(self, *wanted))
         model = loader.load_demo(title)
         assert read and read[0].suffix == ".safetensors" and "random" in caplog.text
         assert read[0].is_relative_to(model.source if Path(model.source).is_dir() else Path(model.source).parent)

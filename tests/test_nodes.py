@@ -290,8 +290,9 @@ class TestRuns:
 
     def test_voice_is_read_once(self, voice, monkeypatch):
         model, reads = run(nodes.LoadModel, DEMO), []
-        original = nodes.s3.s3gen_pipeline.read_voice
-        monkeypatch.setattr(nodes.s3.s3gen_pipeline, "read_voice", lambda *args: reads.append(1) or original(*args))
+        original = model.decoder.read_voice
+        monkeypatch.setattr(model, "decoder", replace(
+            model.decoder, read_voice=lambda *args: reads.append(1) or original(*args)))
         for seed in range(3):
             convert(model, audio(speech()), voice, seed=seed)
         assert reads == [1]

@@ -10,7 +10,22 @@ from test_workflows import graph_of, sound_of
 from kit import speech
 from kit.server import Comfy, Run
 
-SAMPLER, DECODER = "6", "7"
+GRAPHS = ("cosyvoice2_to_s3gen", "cosyvoice3_zero_shot")
+every_graph = pytest.mark.parametrize("name", GRAPHS)
+
+
+def node(graph: dict, kind: str) -> str:
+    """The id of the one node of a kind."""
+    found, = (key for key, entry in graph.items() if entry["class_type"] == kind)
+    return found
+
+
+def inputs(graph: dict, kind: str) -> dict:
+    return graph[node(graph, kind)]["inputs"]
+
+
+def sampler(graph: dict) -> str:
+    return node(graph, "SpeechwrightRASSampler")
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +35,18 @@ def person(comfy: Comfy) -> str:
     return "person.wav"
 
 
-def text_graph(person: str, seed: int, **decoder) -> dict:
-    graph = graph_of("cosyvoice2_to_s3gen", seed)
-    graph["1"]["inputs"]["audio"] = person
-    graph["2"]["inputs"]["transcript"] = "Front center."
-    graph[DECODER]["inputs"].update(decoder)
+def text_graph(name: str, person: str, seed: int, **decoder) -> dict:
+    graph = graph_of(name, seed)
+    inputs(graph, "LoadAudio")["audio"] = person
+    inputs(graph, "SpeechwrightVoice")["transcript"] = "Front center."
+    inputs(graph, "SpeechwrightS3Token2Wav").update(decoder)
     return graph
 
 
 def shown(graph: dict) -> dict:
     """The graph with the sampler's report on the screen."""
-    return {**graph, "9": {"class_type": "PreviewAny", "_meta": {"title": "Report"},
-                           "inputs": {"source": [SAMPLER, 1]}}}
+    return {**graph, "99": {"class_type": "PreviewAny", "_meta": {"title": "Report"},
+                            "inputs": {"source": [sampler(graph), 1]}}}
 
 
 def ran(run: Run) -> set[str]:
@@ -39,12 +54,13 @@ def ran(run: Run) -> set[str]:
     return {data["node"] for data in run.of("executing") if data["node"]}
 
 
-def test_text_in_the_voice_of_a_person(comfy: Comfy, person: str):
+@every_graph
+def test_text_in_the_voice_of_a_person(comfy: Comfy, person: str, name: str):
     """Finite sound of a plausible length, the same again for the same seed, another take for another."""
     sounds = []
     for seed in (1, 2, 1):
         comfy.free(free_memory=True)
-        sounds.append(sound_of(comfy, comfy.queue(text_graph(person, seed))))
+        sounds.append(sound_of(comfy, comfy.queue(text_graph(name, person, seed))))
     first, other, again = sounds
     assert (first.rate_hz, len(first.samples)) == (24_000, 1) and 5 < first.seconds < 60
     assert np.isfinite(first.samples).all() and np.abs(first.samples).max() > 0.01
@@ -52,34 +68,37 @@ def test_text_in_the_voice_of_a_person(comfy: Comfy, person: str):
     assert first.samples.shape != other.samples.shape or not np.array_equal(first.samples, other.samples)
 
 
-def test_another_decode_samples_nothing_again(comfy: Comfy, person: str):
-    graph = text_graph(person, seed=3)
+@every_graph
+def test_another_decode_samples_nothing_again(comfy: Comfy, person: str, name: str):
+    graph = text_graph(name, person, seed=3)
     first = comfy.queue(graph)
-    second = comfy.queue(text_graph(person, seed=3, steps=4))
-    assert second.completed and second.cached == set(graph) - {DECODER, "8"} and ran(second) == {DECODER, "8"}
+    second = comfy.queue(text_graph(name, person, seed=3, steps=4))
+    again = {node(graph, "SpeechwrightS3Token2Wav"), node(graph, "SaveAudio")}
+    assert second.completed and second.cached == set(graph) - again and ran(second) == again
     one, other = sound_of(comfy, first), sound_of(comfy, second)
     assert one.seconds == other.seconds and not np.array_equal(one.samples, other.samples)
 
 
-def test_cancel_in_mid_piece_leaves_nothing_behind(comfy: Comfy, person: str):
-    graph = shown(text_graph(person, seed=4))
+@every_graph
+def test_cancel_in_mid_piece_leaves_nothing_behind(comfy: Comfy, person: str, name: str):
+    graph = shown(text_graph(name, person, seed=4))
     expected = comfy.queue(graph)
     comfy.free(free_memory=True)
     comfy.hold()
     cancelled = comfy.queue(graph, interrupt_on="progress")
     assert cancelled.of("execution_interrupted") and not cancelled.files
     (progress,) = cancelled.of("progress")
-    assert progress["node"] == SAMPLER and progress["value"] == 10 < progress["max"]
+    assert progress["node"] == sampler(graph) and progress["value"] == 10 < progress["max"]
     after = comfy.queue(graph)
-    assert SAMPLER in ran(after)
-    assert after.history["outputs"]["9"] == expected.history["outputs"]["9"]
+    assert sampler(graph) in ran(after)
+    assert after.history["outputs"]["99"] == expected.history["outputs"]["99"]
     assert np.array_equal(sound_of(comfy, after).samples, sound_of(comfy, expected).samples)
 
 
 def test_report_tells_of_each_piece(comfy: Comfy, person: str):
-    graph = shown(text_graph(person, seed=5))
-    graph["5"]["inputs"] |= {"text": "Who is there? Nobody answered.", "split_limit": 20}
-    lines = comfy.queue(graph).history["outputs"]["9"]["text"][0].splitlines()
+    graph = shown(text_graph(GRAPHS[0], person, seed=5))
+    inputs(graph, "SpeechwrightEncodePrompt").update(text="Who is there? Nobody answered.", split_limit=20)
+    lines = comfy.queue(graph).history["outputs"]["99"]["text"][0].splitlines()
     assert len(lines) == 2
     for number, (line, text) in enumerate(zip(lines, ("Who is there?", "Nobody answered.")), 1):
         assert line.startswith(f"piece {number} of 2: ") and line.endswith(f" retries: {text}")
@@ -87,9 +106,10 @@ def test_report_tells_of_each_piece(comfy: Comfy, person: str):
 
 
 def test_what_the_first_model_lacks(comfy: Comfy, person: str):
-    graph = text_graph(person, seed=6)
-    del graph["5"]["inputs"]["speech_tokenizer"]
+    graph = text_graph(GRAPHS[0], person, seed=6)
+    del inputs(graph, "SpeechwrightEncodePrompt")["speech_tokenizer"]
     run = comfy.queue(graph)
     (error,) = run.of("execution_error")
-    assert error["node_id"] == "5" and "whose speech tokenizer is missing" in error["exception_message"]
+    assert error["node_id"] == node(graph, "SpeechwrightEncodePrompt")
+    assert "whose speech tokenizer is missing" in error["exception_message"]
     assert "speech_tokenizer_v2.onnx" in error["exception_message"]

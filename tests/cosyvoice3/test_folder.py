@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from kit.files import BROKEN_FILES, good_safetensors
 from kit.lm import llm_manifest, tiny_lm_state
 from kit.onnx_files import campplus_graph, tokenizer_graph, write
-from kit.tiny import fill, tiny_config
+from kit.tiny import fill, tiny_config, tiny_state
 from kit.vocabulary import demo, vocabulary_folder
 from speechwright.assembly import shapes_of
 from speechwright.checkpoint import Checkpoint
+from speechwright.cosyvoice3 import demo_flow, demo_vocoder
 from speechwright.cosyvoice3 import folder as folders
 from speechwright.cosyvoice3.config import LMConfig
 from speechwright.cosyvoice3.folder import BASE, RL, open_folder
@@ -32,12 +33,25 @@ def reader_state(part: str) -> dict[str, Tensor]:
     return fill(NETWORKS[part](config, device="meta"), part).state_dict()
 
 
+def synthesis_states(version: int) -> dict[str, dict[str, Tensor]]:
+    """The tensors of flow and vocoder by the published names."""
+    if version == 3:
+        return {"flow": demo_flow.random_state(demo_flow.demo_config()),
+                "hift": demo_vocoder.random_state(demo_vocoder.demo_config())}
+    prefixes = {"flow": "flow.", "hift": "mel2wav."}
+    return {file: {name.removeprefix(prefix): tensor for name, tensor in tiny_state().items()
+                   if name.startswith(prefix)} for file, prefix in prefixes.items()}
+
+
 def whole(path: Path, version: int) -> Path:
     """A folder with every file of a version that is read, but for the text tokenizer's."""
     path.mkdir(parents=True)
     state = {**tiny_lm_state(version), "epoch": torch.tensor(3)}
     state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
     torch.save({"state_dict": {**state, "step": 7}}, path / "llm.pt")
+    for name, state in synthesis_states(version).items():
+        torch.save({f"generator.{name}": tensor for name, tensor in state.items()} if name == "hift" else state,
+                   path / f"{name}.pt")
     write(path / f"speech_tokenizer_v{version}.onnx", tokenizer_graph(reader_state("tokenizer"), version).file())
     write(path / "campplus.onnx", campplus_graph(reader_state("speaker"), folded=False).file())
     return path
@@ -57,9 +71,11 @@ class TestWhole:
         opened = open_demo(whole(tmp_path / "a", version))
         assert (opened.family, opened.token_kind) == (f"CosyVoice{version}", f"s3-v{version}")
         assert opened.config == LMConfig.from_shapes(shapes_of(tiny_lm_state(version)))
-        assert list(opened.parts) == ["lm", "tokenizer", "speaker"] and opened.missing == {}
+        assert list(opened.parts) == ["synthesis", "lm", "tokenizer", "speaker"] and opened.missing == {}
         lm = build(opened.parts["lm"])
         assert isinstance(lm, SpeechLM) and lm.config.version == version
+        kinds = {2: ["Flow", "HiFT"], 3: ["MelFlow", "CausalHiFT"]}
+        assert [type(network).__name__ for network in build(opened.parts["synthesis"]).children()] == kinds[version]
         expected = tiny_lm_state(version)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in lm.state_dict().items())
         for part, network in NETWORKS.items():
@@ -73,6 +89,8 @@ class TestWhole:
         save_file(tiny_lm_state(version), path / "llm.safetensors")
         for part, name in (("tokenizer", f"speech_tokenizer_v{version}"), ("speaker", "campplus")):
             save_file(reader_state(part), path / f"{name}.safetensors")
+        for name, state in synthesis_states(version).items():
+            save_file(state, path / f"{name}.safetensors")
         opened = open_demo(path)
         assert opened.missing == {} and all(map(build, opened.parts.values()))
 
@@ -97,8 +115,9 @@ def test_language_model_may_be_chosen(tmp_path):
 class TestInPart:
     def test_each_file_may_be_missing(self, tmp_path):
         """Who has the language model alone can have its tokens spoken by S3Gen, whose tokenizer reads voices too."""
-        for number, (file, part) in enumerate((("speech_tokenizer_v3.onnx", "tokenizer"), ("campplus.onnx", "speaker"),
-                                               ("llm.pt", "lm"))):
+        files = {"speech_tokenizer_v3.onnx": "tokenizer", "campplus.onnx": "speaker", "llm.pt": "lm",
+                 "flow.pt": "synthesis", "hift.pt": "synthesis"}
+        for number, (file, part) in enumerate(files.items()):
             path = whole(tmp_path / str(number), 3)
             (path / file).unlink()
             opened = open_demo(path)
@@ -109,6 +128,7 @@ class TestInPart:
         for file in ("speech_tokenizer_v2.onnx", "campplus.onnx"):
             (path / file).unlink()
         opened = open_folder(path)
+        assert opened.lack("synthesis") is None
         assert opened.lack("lm") is None
         problem = opened.lack("tokenizer")
         for said in (f"the model is CosyVoice2 ({path}), whose speech tokenizer is missing: speech_tokenizer_v2.onnx (",

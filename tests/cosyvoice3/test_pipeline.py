@@ -12,6 +12,7 @@ from speechwright.audio import Clip
 from speechwright.cosyvoice3 import demo_flow as flow_demo
 from speechwright.cosyvoice3 import pipeline
 from speechwright.cosyvoice3.flow import mels, start_noise
+from speechwright.cosyvoice3.pipeline import Token2Wav
 from speechwright.s3gen import demo, features
 from speechwright.s3gen.model import REFERENCE_PARTS
 from speechwright.s3gen.weights import build
@@ -34,7 +35,7 @@ def clip(seconds: float, rate_hz: int = 24000, seed: int = 0) -> Clip:
 
 
 def speak(said: SpeechTokens, voice: dict, **options) -> list[torch.Tensor]:
-    return pipeline.speak(demo_flow(), demo_vocoder(), said, voice, **{"steps": 2, **options})
+    return pipeline.speak(Token2Wav(demo_flow(), demo_vocoder()), said, voice, **{"steps": 2, **options})
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +173,9 @@ def test_long_piece_is_spoken_in_windows(voice):
         return mel[:, 3]
 
     long, seen = piece(800), []
-    wave, = pipeline.speak(demo_flow(), one_bin, tokens([long]), voice, steps=2, on_step=lambda *at: seen.append(at))
-    first, = pipeline.speak(demo_flow(), one_bin, tokens([Piece(long.ids[:, :750])]), voice, steps=2)
+    model = Token2Wav(demo_flow(), one_bin)
+    wave, = pipeline.speak(model, tokens([long]), voice, steps=2, on_step=lambda *at: seen.append(at))
+    first, = pipeline.speak(model, tokens([Piece(long.ids[:, :750])]), voice, steps=2)
     assert len(wave) == 2 * 800 and torch.equal(wave[: 2 * 700], first[: 2 * 700])
     assert not torch.equal(wave[2 * 700 : 2 * 750], first[2 * 700 :])
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -38,7 +38,7 @@ class Run:
     @property
     def files(self) -> list[dict]:
         """What ComfyUI says it wrote, by the order of the node ids."""
-        by_node = sorted(self.history["outputs"].items())
+        by_node = sorted(self.history["outputs"].items(), key=lambda item: int(item[0]))
         return [file for _, outputs in by_node for file in outputs.get("audio", [])]
 
     def of(self, kind: str) -> list[dict]:

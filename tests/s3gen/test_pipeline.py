@@ -104,6 +104,34 @@ def test_windows_meet_in_one_mel(model, voice):
     assert_within(mel[:, :, 1400:1408], between, 1e-5)
 
 
+def test_each_piece_in_its_own_voice(model, voice):
+    """And what CosyVoice2 does otherwise with the same networks: another start, and no fade."""
+    other = read(model, clip(1.4))
+    row = [Piece(ids(9, seed)[0][None]) for seed in range(2)]
+    chosen = {id(row[0]): voice, id(row[1]): other}
+    both, = pipeline.speak(model, tokens(row), lambda piece: chosen[id(piece)], seed=3, steps=1)
+    alone = [pipeline.speak(model, tokens([piece]), chosen[id(piece)], seed=3 + index, steps=1, fades_in=not index)[0]
+             for index, piece in enumerate(row)]
+    assert torch.equal(both, torch.cat(alone))
+    asked = []
+
+    def ones(*at: int) -> torch.Tensor:
+        asked.append(at)
+        return torch.ones(at[:2])
+
+    plain, = pipeline.speak(model, tokens(row[:1]), voice, seed=3, steps=1, start_noise=ones)
+    assert asked == [(80, 50 + 18, 3)] and not torch.equal(plain, alone[0])
+    assert pipeline.working_bytes(tokens(row), lambda piece: chosen[id(piece)]) == max(
+        pipeline.working_bytes(tokens(row), each) for each in (voice, other))
+
+
+def test_silence_before_the_first_piece_and_the_others(model, voice):
+    row = [Piece(ids(5, 0)[0][None], lead_s=0.5), Piece(ids(5, 1)[0][None], 0.25, lead_s=0.125)]
+    wave, = pipeline.speak(model, tokens(row), voice, seed=0, steps=1)
+    assert len(wave) == 24000 * 0.875 + 2 * 5 * 960
+    assert not wave[:12000].any() and not wave[12000 + 4800 :][:3000].any() and not wave[-6000:].any()
+
+
 def test_segments_of_the_vocoder_are_the_whole(model, monkeypatch):
     """Cut into segments of 50 frames or left whole, the wave is the same but for the noise's own order."""
     mel = torch.randn(1, 80, 130, generator=torch.Generator().manual_seed(0))
