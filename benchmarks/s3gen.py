@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -21,6 +20,8 @@ from harness import (
     CHECKOUT,
     TORCH,
     BenchmarkError,
+    Worker,
+    alternate,
     cache_folder,
     ensure_python,
     environment,
@@ -73,35 +74,6 @@ def ensure_weights(folder: Path, python: Path, meanflow: bool) -> Path:
     return path
 
 
-class Worker:
-    """A process in which one side runs; as a context manager it is ended on the way out."""
-
-    def __init__(self, python: Path, side: str, inputs: Path, threads: int, name: str = ""):
-        self.name = name or side
-        self.process = subprocess.Popen(
-            [str(python), str(WORKER), side, str(inputs), "--threads", str(threads)],
-            env=environment.variables() | {"TQDM_DISABLE": "1"}, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.ready = self._answer()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.process.kill()     # it has nothing to finish, and may be in the middle of a call
-        self.process.communicate()
-
-    def __call__(self, call: str, **arguments) -> dict:
-        print(json.dumps({"call": call, **arguments}), file=self.process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise BenchmarkError(f"{self.name}: its process ended; its own words stand above.")
-        return json.loads(line)
-
-
 class Bench:
     """Runs one model on both sides and remembers every answer by what was asked for and of whom."""
 
@@ -115,7 +87,7 @@ class Bench:
             "the inputs could not be made")
 
     def start(self, side: str, name: str = "") -> Worker:
-        return Worker(self.python, side, self.inputs, self.chosen.threads, name)
+        return Worker([self.python, WORKER, side, self.inputs, "--threads", self.chosen.threads], name or side)
 
     def ask(self, worker: Worker, what: str, call: str, **arguments) -> None:
         answer = worker(call, **arguments)
@@ -123,10 +95,8 @@ class Bench:
         say(f"  {what:14} {worker.name:9} {answer['seconds']:7.2f} s")
 
     def alternate(self, workers: list[Worker], what: str, call: str) -> None:
-        """Everyone in turn; who was first is last the next time."""
-        for turn in range(self.chosen.runs):
-            for worker in workers if turn % 2 == 0 else workers[::-1]:
-                self.ask(worker, what, call)
+        for worker in alternate(self.chosen.runs, workers):
+            self.ask(worker, what, call)
 
     def both(self) -> None:
         """Loading, each time in a new process; from nothing to the first wave; then voice and synthesis."""

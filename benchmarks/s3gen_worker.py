@@ -1,8 +1,7 @@
 """One side of the benchmark, in a process of its own; ``s3gen.py`` asks it for one thing at a time.
 
-Each line of the input is a JSON object, {"call": name, ...arguments}. Each line of the output answers one,
-with the seconds that the call took, on the wall and of all processors together. What the libraries print
-goes to stderr. Other modes of this file write what both sides read, and compare what they wrote.
+The lines of its input and output are those of ``harness.serve``. Other modes of this file write what both
+sides read, and compare what they wrote.
 """
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from harness import CHECKOUT, compare, own_stdout, serve
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 RECORDING_HZ = 24000
 TOKENS_PER_SECOND = 25
 SAMPLES_PER_TOKEN = RECORDING_HZ // TOKENS_PER_SECOND
@@ -184,42 +183,6 @@ def write_inputs(path: Path, seconds: float, tokens: int) -> None:
              **{name: array.astype(np.float32) for name, array in floats.items()})
 
 
-def compare(first: Path, second: Path) -> dict[str, list[float]]:
-    """Per result: the largest difference, and the difference in relation to the second, both as norms."""
-    with np.load(first) as ours, np.load(second) as theirs:
-        return {
-            name: [float(np.abs(ours[name] - theirs[name]).max()),
-                   float(np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name]))]
-            for name in theirs
-        }
-
-
-def peak_bytes() -> int | None:
-    """The most memory that this process has ever held; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def serve(side: Side, answers) -> None:
-    """Do what each line of the input asks for, until it ends."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        call, folder = request.pop("call"), request.pop("results", None)
-        wall, processors = time.perf_counter(), time.process_time()
-        getattr(side, call)(**request)
-        answer = {
-            "seconds": time.perf_counter() - wall, "processor_seconds": time.process_time() - processors,
-            "peak_bytes": peak_bytes(), "stages": side.seconds,
-        }
-        if folder:
-            np.savez(folder, **{name: tensor.float().numpy() for name, tensor in side.results.items()})
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -238,8 +201,7 @@ def main() -> None:
     mode.add_argument("files", type=Path, nargs=2)
     chosen = parser.parse_args()
 
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)       # libraries print
+    answers = own_stdout()
     if chosen.mode == "weights":
         write_weights(chosen.file, chosen.meanflow)
     elif chosen.mode == "inputs":
@@ -253,8 +215,7 @@ def main() -> None:
         with np.load(chosen.inputs) as arrays:
             inputs = {name: torch.from_numpy(arrays[name]) for name in arrays}
         side = (Ours if chosen.mode == "ours" else Reference)(inputs)
-        print(json.dumps({"torch": torch.__version__, "peak_bytes": peak_bytes()}), file=answers, flush=True)
-        serve(side, answers)
+        serve(side, answers, torch=torch.__version__)
 
 
 if __name__ == "__main__":
