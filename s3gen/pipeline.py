@@ -60,17 +60,19 @@ def speak(
     """Say every row of ``tokens`` with voices of ``read_voice``; (T,) float32 at 24 kHz each, on the CPU.
 
     voice: that of all pieces, or a function from a piece to its own. start_noise, fades_in: what CosyVoice2
-    does otherwise, see ``cosyvoice2``. Row i begins with ``seed + i``, and each further piece of it adds 1.
-    steps: of the flow, 0 for the checkpoint's own number. fade_ms: how long pieces fade where they meet.
+    does otherwise, see ``cosyvoice2``. Row i begins with ``seed + i``, and each further piece of it adds 1; but with
+    a ``start_noise`` and seed 0 every piece has seed 0, whose noise is that of the published model. steps: of the
+    flow, 0 for the checkpoint's own number. fade_ms: how long pieces fade where they meet.
     ``on_step(done, total)`` counts the flow's steps over all pieces, is called between the vocoder's segments
     too, and may raise to cancel.
     """
     steps = step_count(steps, generate.default_steps(model.flow.decoder.estimator), "steps")
 
-    def say(piece: Piece, seed: int, after_silence: bool, advance: Callable[[int], None]) -> Tensor:
-        mel = _mel(model, piece.ids[0], pieces.own(voice, piece), seed, steps, guidance, device, lambda *_: advance(1),
-                   start_noise)
-        wave = _vocode(model, mel, seed, device, lambda: advance(0))
+    def say(piece: Piece, own_seed: int, after_silence: bool, advance: Callable[[int], None]) -> Tensor:
+        own_seed = own_seed if seed or start_noise is None else 0
+        mel = _mel(model, piece.ids[0], pieces.own(voice, piece), own_seed, steps, guidance, device,
+                   lambda *_: advance(1), start_noise)
+        wave = _vocode(model, mel, own_seed, device, lambda: advance(0))
         # Within a sentence the joint has a fade of its own, and 20 ms of nothing would be heard.
         return (fade_in(wave) if after_silence and fades_in else wave)[0].cpu()
 

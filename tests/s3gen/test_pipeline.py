@@ -125,6 +125,22 @@ def test_each_piece_in_its_own_voice(model, voice):
         pipeline.working_bytes(tokens(row), each) for each in (voice, other))
 
 
+def test_seed_0_is_the_published_noise_for_every_piece(model, voice):
+    """As in CosyVoice3. The second piece of CosyVoice2 had the noise of seed 1."""
+    asked = []
+
+    def noise(mels: int, frames: int, seed: int) -> torch.Tensor:
+        asked.append(seed)
+        return torch.ones(mels, frames)
+
+    rows = [Piece(ids(5)[0][None], 0.5)] * 2, [Piece(ids(5)[0][None], 0.5)]
+    for seed, expected in ((0, [0, 0, 0]), (7, [7, 8, 8])):
+        asked.clear()
+        first, second = pipeline.speak(
+            model, tokens(*rows), voice, seed=seed, steps=1, start_noise=noise, fades_in=False)
+        assert asked == expected and torch.equal(first[: 5 * 960], second[: 5 * 960]) == (seed == 0)
+
+
 def test_silence_before_the_first_piece_and_the_others(model, voice):
     row = [Piece(ids(5, 0)[0][None], lead_s=0.5), Piece(ids(5, 1)[0][None], 0.25, lead_s=0.125)]
     wave, = pipeline.speak(model, tokens(row), voice, seed=0, steps=1)
