@@ -38,6 +38,8 @@ USUAL_RATIO = (2.0, 20.0)   # speech tokens per text id, of speech and its trans
 
 _FRAMES = re.compile(rf"(?:{re.escape(SYSTEM + END_OF_PROMPT)}\s*)*")
 _SPAN = re.compile(r"</?(?:strong|laughter)>")      # tags that sound only by what they enclose
+# The line ends between such tags and what they enclose.
+_LOOSE = re.compile(r"(?<=<strong>)\s*\n\s*|(?<=<laughter>)\s*\n\s*|\s*\n\s*(?=</(?:strong|laughter)>)")
 _HAN = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _BESIDE_HAN = re.compile(f" (?={_HAN})|(?<={_HAN}) ")
 _WIDE = re.compile(f"[\u3040-\u30ff]|{_HAN}")     # scripts with a stop of their own: kana, and Chinese
@@ -93,7 +95,7 @@ def pieces(tokenizer: TextTokenizer, text: str, limit: int | None = PIECE_IDS) -
 
     Lines without a letter or a digit are left out. ``ValueError`` where all of them are.
     """
-    text = _unframed(text, "text")
+    text = _LOOSE.sub("", _unframed(text, "text"))
     _require_speech(text)
     lines = [line for line in text.split("\n") if not line.strip() or _speakable(line)]
 

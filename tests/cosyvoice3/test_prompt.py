@@ -252,7 +252,9 @@ def test_transcript_of_another_recording(tokens, warned, caplog):
     "<strong>Go.</strong>": ["<strong>Go.</strong>"], "a.[breath] [sigh]": ["a.[breath] [sigh]"],
     "[breath]": ["[breath]."],
     "100%": ["100%."], "Hello \n world": ["Hello world."], "Hello.\nBye": ["Hello.", "Bye."],
-    "Hello.\n-----\n(￣▽￣)\n❤\ufe0f\nBye.": ["Hello.", "Bye."], "<strong>\n\nGo</strong>": ["Go</strong>."],
+    "Hello.\n-----\n(￣▽￣)\n❤\ufe0f\nBye.": ["Hello.", "Bye."], "<strong>\n\nGo</strong>": ["<strong>Go</strong>."],
+    "<laughter>\nha ha\n</laughter>\nYes.": ["<laughter>ha ha</laughter> Yes."],
+    "Go.\n<strong> \n Go.\n\n</strong> \nGo.": ["Go.", "<strong>Go.</strong> Go."],
 }.items())
 def test_pieces(text, said):
     assert pieces(demo(), text) == said
