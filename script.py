@@ -90,8 +90,8 @@ def parse(text: str, names: Iterable[str], numbered: bool = True) -> list[Turn]:
 
 def names_someone(text: str, names: Iterable[str]) -> bool:
     """Whether a line begins with one of these names, or with ``S1`` to ``S9`` where there are several."""
-    voices = _voices(names)
-    lines = _Script(voices, numbered=len(voices) > 1)
+    names = list(names)
+    lines = _Script(_voices(names), numbered=len(names) > 1)
     return any(lines.named(line.strip()) for line in clean(text).split("\n"))
 
 

@@ -179,6 +179,12 @@ def test_a_text_is_a_script_if_it_names_someone(text, names, expected):
     assert names_someone(text, names) == expected
 
 
+def test_numbers_address_voices_without_names():
+    """Nameless voices did not count, so that S1 and S2 were nobody in a text for two of them."""
+    assert names_someone("S1: hi\nS2: hi", ["", ""]) and names_someone("S2: hi", ["", "Ada"])
+    assert not names_someone("S1: hi", [""])
+
+
 def test_error_about_many_names_is_short():
     with pytest.raises(ValueError) as caught:
         parse("\n".join(f"Name{chr(65 + number % 26)}{chr(65 + number // 26)}: Hi" for number in range(600)), AB)
