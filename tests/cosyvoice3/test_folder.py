@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,16 @@ class TestInPart:
                      "merges.txt", "`download`", str(tmp_path)):
             assert file in str(caught.value)
 
+    @pytest.mark.parametrize("file, lm, lacking", [("flow.pt", BASE, "hift.pt"), ("llm.pt", RL, "llm.rl.pt")])
+    def test_no_part_is_whole(self, tmp_path, file, lm, lacking):
+        """A flow without its vocoder told the version, and then a model of no part at all died of StopIteration."""
+        path = whole(tmp_path / "a", 3)
+        for other in path.iterdir():
+            if other.name != file:
+                other.unlink()
+        with pytest.raises(FileNotFoundError, match=f"no part of CosyVoice3 is whole there; missing: .*{lacking}"):
+            open_demo(path, lm)
+
     def test_versions_do_not_mix(self, tmp_path):
         path = whole(tmp_path / "a", 3)
         torch.save(tiny_lm_state(2), path / "llm.rl.pt")
@@ -213,6 +224,25 @@ class TestBroken:
         save_file(state, path / f"{file}.safetensors")
         with pytest.raises(ValueError, match=words):
             open_demo(path)
+
+
+    @pytest.mark.parametrize("version, other", [(2, 3), (3, 2)])
+    @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
+    def test_speech_tokenizer_of_the_other_version(self, tmp_path, version, other, kind):
+        """Renamed, it fits: the tensors of one layer are alike. Its tokens are not, and the model babbles."""
+        path = whole(tmp_path / "a", version)
+        (path / f"speech_tokenizer_v{version}.onnx").unlink()
+        config = replace(tiny_config().tokenizer, layers=folders.TOKENIZER_LAYERS[other])
+        state = fill(S3Tokenizer(config, device="meta"), "tokenizer").state_dict()
+        renamed = path / f"speech_tokenizer_v{version}.{kind}"
+        if kind == "onnx":
+            write(renamed, tokenizer_graph(state, other).file())
+        else:
+            save_file(state, renamed)
+        with pytest.raises(ValueError, match=f"speech tokenizer of CosyVoice{other}, of .* folder is of "
+                                             f"CosyVoice{version}.*speech_tokenizer_v{version}.onnx") as caught:
+            open_demo(path)
+        assert str(renamed) in str(caught.value)
 
 
 class TestConverted:
