@@ -181,6 +181,14 @@ def join(waves: Sequence[Tensor], pauses_s: Sequence[float], rate_hz: int, fade_
     return torch.cat(parts)
 
 
+def join_row(waves: Sequence[Tensor], pieces: Sequence, rate_hz: int, fade_ms: float) -> Tensor:
+    """Pieces of speech (T_i,) with the silence before and behind each (``lead_s``, ``pause_s``) -> (T,)."""
+    before = [piece.lead_s for piece in pieces]
+    after = [piece.pause_s + lead_s for piece, lead_s in zip(pieces, [*before[1:], 0.0])]
+    wave = join(waves, after, rate_hz, fade_ms)
+    return torch.cat((wave.new_zeros(_pause_samples(before[0], rate_hz)), wave)) if before[0] else wave
+
+
 def _entry(audio: Mapping, key: str, role: str) -> object:
     """One value of ``audio``, read by index alone: lazy mappings decode a file on each access."""
     try:

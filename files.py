@@ -15,10 +15,13 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 OnProgress = Callable[[int, int], None]
 
 
-def roots() -> list[Path]:
-    """The folders that are searched, each once, the first being where new files belong."""
+def roots(further: Iterable[str] = ()) -> list[Path]:
+    """The folders that are searched, each once, the first being where new files belong.
+
+    further: keys of ComfyUI's own folders that are searched after ours, such as "vae".
+    """
     folders = [Path(folder_paths.models_dir, key) for key in FOLDER_KEYS]
-    for key in FOLDER_KEYS:
+    for key in (*FOLDER_KEYS, *further):
         if key in folder_paths.folder_names_and_paths:
             folders += map(Path, folder_paths.get_folder_paths(key))
     seen: dict[str, Path] = {}
@@ -33,11 +36,15 @@ def register_folders() -> None:
         folder_paths.add_model_folder_path(key, os.path.join(folder_paths.models_dir, key))
 
 
-def checkpoint_names() -> list[str]:
-    """Checkpoints in all roots as paths relative to theirs, with / on every system; S3Gen's own names first."""
-    names = {(relative / file).as_posix(): None for relative, files in _walk() for file in files
+def checkpoint_names(first: Iterable[str] = ("s3gen",), further: Iterable[str] = ()) -> list[str]:
+    """Checkpoints in all roots as paths relative to theirs, with / on every system.
+
+    Names with one of the words ``first`` come first. further: as of ``roots``.
+    """
+    words = tuple(first)
+    names = {(relative / file).as_posix(): None for relative, files in _walk(further) for file in files
              if file.lower().endswith(SUFFIXES)}
-    return sorted(names, key=lambda name: ("s3gen" not in name.lower(), name.lower(), name))
+    return sorted(names, key=lambda name: (not any(word in name.lower() for word in words), name.lower(), name))
 
 
 def folder_names(marks: Iterable[str]) -> list[str]:
@@ -47,13 +54,13 @@ def folder_names(marks: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name.lower(), name))
 
 
-def _walk() -> Iterator[tuple[Path, list[str]]]:
+def _walk(further: Iterable[str] = ()) -> Iterator[tuple[Path, list[str]]]:
     """Every folder in all roots, relative to its root, and the files in it.
 
     Links are followed, but for those to a folder above themselves. What is hidden is left out: a download that
     has not ended, or what other systems add to a disk.
     """
-    for root in roots():
+    for root in roots(further):
         for folder, below, files in os.walk(root, followlinks=True):
             here = Path(os.path.realpath(folder))
             below[:] = [name for name in below if not name.startswith(".")
@@ -72,14 +79,16 @@ def inside(name: str, role: str) -> Path:
 
 
 def find_checkpoint(name: str, published: Mapping[str, hub.Published], download: bool = False,
-                    on_progress: OnProgress = hub.unwatched) -> Path:
+                    on_progress: OnProgress = hub.unwatched, role: str = "checkpoint",
+                    further: Iterable[str] = ()) -> Path:
     """The file of that name in the first root that has it.
 
+    role: what errors call it. further: as of ``roots``.
     download: fetch what is published and in no root into the first one; on_progress is told of it (bytes that
     are here, bytes in all). ``FileNotFoundError`` says where was looked and where the file is to be had.
     """
-    relative = inside(name, "checkpoint")
-    folders = roots()
+    relative = inside(name, role)
+    folders = roots(further)
     for root in folders:
         if (root / relative).is_file():
             return root / relative
@@ -88,7 +97,7 @@ def find_checkpoint(name: str, published: Mapping[str, hub.Published], download:
         return hub.fetch(wanted, folders[0] / relative, on_progress)
     advice = (f"It is {wanted}: switch `download` on to fetch it, or put it at {folders[0] / relative}" if wanted else
               f"Put the file there, or choose what can be fetched ({'; '.join(map(str, published.values()))})")
-    raise FileNotFoundError(f"checkpoint: {name!r} is in none of {', '.join(map(str, folders))}. {advice}, "
+    raise FileNotFoundError(f"{role}: {name!r} is in none of {', '.join(map(str, folders))}. {advice}, "
                             "and press R to refresh the list.")
 
 

@@ -19,13 +19,20 @@ import comfy.ops
 import folder_paths
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from . import cosyvoice3, files, hub, s3gen
 from .checkpoint import Checkpoint, open_checkpoint
+from .omnifish import checkpoint as ogg
+from .omnifish import codec_demo
+from .omnifish import demo as ogg_demo
+from .omnifish import tokenizer as ogg_tokenizer
 from .parts import Opened, Part
-from .wires import MAKERS
+from .wires import MAKERS, Voice
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NO_CODEC = "none"
+OGG_FOLDERS, CODEC_FOLDERS = ("diffusion_models",), ("vae",)    # of ComfyUI, where users have such files already
 MAX_VOICES = 16                 # read voices that a model keeps, a few hundred kilobytes each
 
 logger = logging.getLogger(__name__)
@@ -57,6 +64,10 @@ DEMOS = {
         open_checkpoint(folder / "s3gen.safetensors"))) for title, make in s3gen.demo.DEMOS.items()},
     **{title: Demo(make, lambda folder: cosyvoice3.folder.open_folder(
         folder, text_tokenizer=cosyvoice3.tokenizer.demo)) for title, make in cosyvoice3.demo.DEMOS.items()},
+    "OGG TTS": Demo(
+        {"ogg_tts.safetensors": ogg_demo.random_state, "codec.safetensors": codec_demo.DEMOS["Fish codec"]},
+        lambda folder: ogg.open_model(
+            folder / "ogg_tts.safetensors", folder / "codec.safetensors", text_tokenizer=ogg_tokenizer.demo())),
 }
 
 
@@ -67,9 +78,11 @@ def identify(names: set[str], source: str) -> Family:
         return found[0]
     known = ", ".join(family.name for family in FAMILIES)
     problem = "several fit" if found else "none fits"
-    belongs = cosyvoice3.folder.belonging(names)
-    advice = (f"It is {belongs} of CosyVoice: choose the family CosyVoice and the folder of this file." if belongs else
-              "Choose a checkpoint of one of them.")
+    advice = "Choose a checkpoint of one of them."
+    if belongs := cosyvoice3.folder.belonging(names):
+        advice = f"It is {belongs} of CosyVoice: choose the family CosyVoice and the folder of this file."
+    elif belongs := ogg.belongs(names):
+        advice = f"It is {belongs} of OGG TTS: choose that family."
     raise ValueError(
         f"{source}: of the model families ({known}) {problem} its {len(names)} tensors, such as "
         f"{', '.join(sorted(names)[:3])}. {advice}")
@@ -88,6 +101,29 @@ def checkpoint_choices() -> list[str]:
 def folder_choices() -> list[str]:
     """The folders of CosyVoice that are here, then those that could be fetched."""
     return list(dict.fromkeys((*files.folder_names(cosyvoice3.folder.marks()), *cosyvoice3.folder.PUBLISHED)))
+
+
+def ogg_choices() -> list[str]:
+    """Checkpoints that may be OGG TTS's, those that are called so first, then the published one."""
+    names = files.checkpoint_names(("ogg", "omnifish"), OGG_FOLDERS)
+    return list(dict.fromkeys((*names, *ogg.PUBLISHED)))
+
+
+def codec_choices() -> list[str]:
+    """Files that may be the Fish codec, likely ones first, then the published one, and none."""
+    names = files.checkpoint_names(("codec", "fish", "drama"), CODEC_FOLDERS)
+    return list(dict.fromkeys((*names, *ogg.PUBLISHED_CODECS, NO_CODEC)))
+
+
+def ogg_stamp(checkpoint: str, codec: str) -> str:
+    """What changes when one of the two files does; for a missing one its name."""
+    told = []
+    for name, further in ((checkpoint, OGG_FOLDERS), (codec, CODEC_FOLDERS)):
+        try:
+            told.append(files.stamp([files.find_checkpoint(name, {}, further=further)]))
+        except (OSError, ValueError):
+            told.append(name)
+    return "\n".join(told)
 
 
 def checkpoint_stamp(name: str) -> str:
@@ -116,7 +152,7 @@ class SpeechModel:
     def __init__(self, opened: Opened, precision: str, device: torch.device):
         self.family, self.source, self.token_kind = opened.family, opened.source, opened.token_kind
         self.config, self.text_tokenizer, self.decoder = opened.config, opened.text_tokenizer, opened.decoder
-        self.device = device
+        self.write_prompt, self.device = opened.write_prompt, device
         self._opened, self._dtype = opened, _dtype(opened, precision)
         self._before = {name: files.stamp(part.files) for name, part in opened.parts.items()}
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}
@@ -178,6 +214,17 @@ class SpeechModel:
         self._voices.move_to_end(key)
         return self._voices[key]
 
+    def hear(self, voice: Voice, node: str) -> Tensor:
+        """The speech tokens (K, F) of a voice's recording, which is read once."""
+        reader = self._opened.reader
+        self.require(node, reader.part)
+
+        def read() -> Tensor:
+            with self.loaded(reader.part, reader.working_bytes) as network:
+                return reader.read(network, voice.clip, self.device)
+
+        return self.voice(f"tokens {voice.content_hash}", read)
+
     def require_kind(self, kind: str, node: str) -> None:
         """``ValueError`` unless the model's tokens are of that kind."""
         if self.token_kind != kind:
@@ -210,6 +257,27 @@ def load_folder(name: str, lm: str = cosyvoice3.folder.BASE, precision: str = "a
     if opened.missing:
         logger.warning("%s is not whole: %s missing; nodes that need them will say so.", folder,
                        ", ".join(name for names in opened.missing.values() for name in names))
+    return SpeechModel(opened, precision, _device(device))
+
+
+def load_ogg(checkpoint: str, codec: str, content: str = ogg.FULL, precision: str = "auto",
+             device: str = "auto", download: bool = False,
+             on_progress: files.OnProgress = hub.unwatched) -> SpeechModel:
+    """Load OGG TTS: checkpoint, codec unless it is ``NO_CODEC``, and OmniVoice's tokenizer, fetched if they may be."""
+    source = ogg
+    path = files.find_checkpoint(checkpoint, source.PUBLISHED, download, on_progress, further=OGG_FOLDERS)
+    sound = None
+    if codec != NO_CODEC:
+        sound = files.find_checkpoint(codec, source.PUBLISHED_CODECS, download, on_progress, "codec", CODEC_FOLDERS)
+    opened = source.open_model(path, sound, content)
+    places = [path.parent, *(root / folder for root in files.roots() for folder in ("ogg", "omnivoice", "OmniVoice"))]
+    text = source.find_tokenizer(places, opened.config.backbone.text_rows)
+    if text is None and download:
+        target = files.roots()[0] / source.TOKENIZER
+        hub.fetch(source.PUBLISHED_TOKENIZER, target, on_progress)
+        text = source.find_tokenizer([target.parent], opened.config.backbone.text_rows)
+    opened = source.open_model(path, sound, content, text, (f"tokenizer.json of k2-fsa/OmniVoice, in {path.parent} or "
+                                                            f"{(files.roots()[0] / source.TOKENIZER).parent}",))
     return SpeechModel(opened, precision, _device(device))
 
 

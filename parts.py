@@ -8,13 +8,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .request import Request
+from .wires import PromptPiece, Voice
+
 # Every part that a model may have, as told to someone whose model lacks it, and who has it.
 TITLES = {
     "synthesis": ("flow and vocoder", "S3Gen or CosyVoice"),
     "lm": ("language model", "CosyVoice"),
-    "text": ("text tokenizer", "CosyVoice"),
+    "backbone": ("backbone", "OGG TTS"),
+    "text": ("text tokenizer", "CosyVoice or OGG TTS"),
     "tokenizer": ("speech tokenizer", "S3Gen or CosyVoice"),
     "speaker": ("speaker encoder", "S3Gen or CosyVoice"),
+    "codec": ("Fish codec", "OGG TTS"),
 }
 
 
@@ -39,12 +44,24 @@ class Decoder:
     working_bytes: Callable
 
 
+@dataclass(frozen=True)
+class Reader:
+    """How a model reads a recording as speech tokens: (network of ``part``, clip, device, report) -> int64 (K, F)."""
+    part: str
+    read: Callable
+    working_bytes: int
+
+
+# (what is to be said, voice -> its speech tokens) -> its pieces, and who speaks which, line by line
+WritePrompt = Callable[[Request, Callable[[Voice], object]], tuple[list[PromptPiece], str]]
+
+
 @dataclass(frozen=True, eq=False)
 class Opened:
     """A model whose files are known to be whole and to fit each other.
 
     parts: by their names in ``TITLES``; the first is loaded at once. missing: the files of those that are not
-    there. token_kind: of the speech tokens that it writes and reads.
+    there. token_kind: of the speech tokens that it writes and reads. write_prompt: of a model that speaks text.
     """
     family: str
     source: str
@@ -54,6 +71,8 @@ class Opened:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text_tokenizer: object = None
     decoder: Decoder | None = None
+    reader: Reader | None = None
+    write_prompt: WritePrompt | None = None
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:

@@ -25,7 +25,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from .. import script
+from ..request import SPEECH, Request, turns
 from ..s3gen.pipeline import SECONDS_PER_TOKEN
 from ..text import clean, closed, speakable, split
 from ..wires import PromptPiece, Voice
@@ -47,8 +50,6 @@ _WIDE = re.compile(f"[\u3040-\u30ff]|{_HAN}")     # scripts with a stop of their
 logger = logging.getLogger(__name__)
 
 
-SPEECH, DIALOGUE = "speech", "dialogue"
-MODES = ("auto", SPEECH, DIALOGUE)          # auto: a dialogue where a line begins with the name of a voice
 AUTO, ZERO_SHOT, CROSS_LINGUAL, INSTRUCT = "auto", "zero-shot", "cross-lingual", "instruct"
 INSTRUCT_AS_VOICE = "instruct + transcript (experimental)"
 HEARS = (ZERO_SHOT, INSTRUCT_AS_VOICE)       # read how the voice spoke
@@ -138,33 +139,37 @@ def spoken(
     return taken, [PromptPiece(said, prompt, voice=voice) for said, prompt in zip(texts, prompts)]
 
 
-def speech(
-    tokenizer: TextTokenizer, text: str, voices: Sequence[Voice], hear: Callable[[Voice], Iterable[int]],
-    mode: str = AUTO, method: str = AUTO, instruction: str = "", limit: int | None = PIECE_IDS,
+def write(
+    tokenizer: TextTokenizer, request: Request, hear: Callable[[Voice], Tensor],
 ) -> tuple[list[PromptPiece], str]:
     """A text or a script as the voices speak it, in pieces, and who speaks which, line by line.
 
-    mode: see ``MODES``; a script is what ``script.parse`` reads. Other arguments as of ``spoken``.
+    hear: the speech tokens (1, F) of a voice; asked where a mode needs them. A script is what ``script.parse``
+    reads. Errors as of ``spoken``.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode: {mode!r} is not one of {', '.join(MODES)}.")
-    if mode == DIALOGUE or (mode == AUTO and script.names_someone(text, [voice.name for voice in voices])):
-        turns = _turns(text, voices)
-    elif len(voices) > 1:
-        raise ValueError(f"voices: {len(voices)} are connected, and the text names none of them at the begin of a "
-                         f"line; one voice speaks a text. Disconnect the others, or write '{voices[0].name}: ...'.")
+    limit = None if request.whole else request.limit or PIECE_IDS
+
+    def ids(voice: Voice) -> list[int]:
+        return hear(voice)[0].tolist()
+
+    script_turns = turns(request)
+    if script_turns and not request.voices:
+        raise ValueError("voices: none is connected, and a dialogue has some; connect a Voice for each speaker, or "
+                         f"choose the mode {SPEECH}.")
+    if script_turns is None:
+        spoken_by = [(request.voices[0] if request.voices else None, request.text)]
     else:
-        turns = [(voices[0] if voices else None, text)]
+        spoken_by = [(turn.voice, turn.words) for turn in script_turns]
     said: list[PromptPiece] = []
     lines: list[str] = []
     lead_s = 0.0
-    for voice, words in turns:
+    for voice, words in spoken_by:
         for part, pause_s in script.pauses(words):
             if not part:
                 # Silence before all words of a turn.
                 lead_s += pause_s
                 continue
-            taken, own = spoken(tokenizer, part, voice, hear, method, instruction, limit)
+            taken, own = spoken(tokenizer, part, voice, ids, request.method, request.instruction, limit)
             own[0] = replace(own[0], lead_s=lead_s)
             own[-1] = replace(own[-1], pause_s=pause_s)
             lead_s = 0.0
@@ -172,24 +177,9 @@ def speech(
             lines += [f"{number}. {who} ({taken}): {piece.text}" for number, piece in enumerate(own, len(said) + 1)]
             said += own
     if not said:
-        raise ValueError("text: nothing but pauses; write what is to be said." if text.strip() else
+        raise ValueError("text: nothing but pauses; write what is to be said." if request.text.strip() else
                          "text: empty; write what is to be said.")
     return said, "\n".join(lines)
-
-
-def _turns(text: str, voices: Sequence[Voice]) -> list[tuple[Voice, str]]:
-    """Who says what in a script; ``S1`` is the first of the voices where none is called so."""
-    if not voices:
-        raise ValueError("voices: none is connected, and a dialogue has some; connect a Voice for each speaker, or "
-                         f"choose the mode {SPEECH}.")
-    known = {f"S{number}": voice for number, voice in enumerate(voices, 1)} | {voice.name: voice for voice in voices}
-    turns = script.parse(text, [voice.name for voice in voices])
-    for turn in turns:
-        if turn.name not in known:
-            raise ValueError(f"text: line {turn.line} is for {turn.name}, and {len(voices)} "
-                             f"{'voices are' if len(voices) > 1 else 'voice is'} connected: "
-                             f"{', '.join(voice.name for voice in voices)}. Connect another Voice.")
-    return [(known[turn.name], turn.words) for turn in turns]
 
 
 def zero_shot(

@@ -4,10 +4,11 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from ..files import register_folders
+from .fish import FishDecode, FishEncode
 from .load import LoadModel
 from .prompt import EncodePrompt
 from .s3 import S3Token2Wav, S3Tokenize
-from .samplers import RASSampler
+from .samplers import BlockDiffusionSampler, RASSampler
 from .voice import VoiceNode
 
 
@@ -16,7 +17,8 @@ class SpeechwrightExtension(ComfyExtension):
         register_folders()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [LoadModel, VoiceNode, EncodePrompt, RASSampler, S3Tokenize, S3Token2Wav]
+        return [LoadModel, VoiceNode, EncodePrompt, BlockDiffusionSampler, RASSampler, S3Tokenize, S3Token2Wav,
+                FishEncode, FishDecode]
 
 
 async def comfy_entrypoint() -> SpeechwrightExtension:

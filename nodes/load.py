@@ -5,10 +5,12 @@ from comfy_api.latest import io
 
 from .. import loader
 from ..cosyvoice3 import folder
+from ..omnifish import checkpoint
 from .common import CATEGORY, SpeechModelType, progress_and_interrupt
 
 S3GEN_OPTION = "S3Gen (Chatterbox / CosyVoice2)"
 COSYVOICE_OPTION = "CosyVoice"
+OGG_OPTION = "OGG TTS"
 DEMO_OPTION = "Demo"
 
 
@@ -22,7 +24,7 @@ class LoadModel(io.ComfyNode):
             display_name="Load Speech Model",
             category=CATEGORY,
             description="Loads a speech model from models/tts, or a tiny random one to try a graph with.",
-            search_aliases=["tts", "speech", "voice conversion", "s3gen", "chatterbox", "cosyvoice", "checkpoint"],
+            search_aliases=["tts", "speech", "voice conversion", "s3gen", "chatterbox", "cosyvoice", "ogg", "fish"],
             inputs=[
                 io.DynamicCombo.Input(
                     "family",
@@ -44,6 +46,21 @@ class LoadModel(io.ComfyNode):
                                 "lm", options=list(folder.LMS), default=folder.BASE,
                                 tooltip="Which language model: base (llm.pt), or RL (llm.rl.pt, CosyVoice3), which "
                                         "says words more exactly and is a little less like the voice."),
+                        ]),
+                        io.DynamicCombo.Option(OGG_OPTION, [
+                            io.Combo.Input(
+                                "checkpoint", options=loader.ogg_choices(),
+                                tooltip="The checkpoint of OGG TTS, in models/tts or models/diffusion_models. Fish "
+                                        "Audio Community licence. It needs tokenizer.json of OmniVoice beside it."),
+                            io.Combo.Input(
+                                "codec", options=loader.codec_choices(),
+                                tooltip="The Fish Audio 44.1 kHz codec, in models/tts or models/vae, such as "
+                                        "drama3_codec.safetensors. Built with Fish Audio; its licence forbids some "
+                                        "commercial use. none: where nothing is decoded or cloned."),
+                            io.Combo.Input(
+                                "content", options=list(checkpoint.CONTENTS), default=checkpoint.FULL,
+                                tooltip="semantic-only: speak without the depth decoder, roughly but intelligibly, "
+                                        "where a checkpoint has another one."),
                         ]),
                         io.DynamicCombo.Option(DEMO_OPTION, [
                             io.Combo.Input(
@@ -74,6 +91,8 @@ class LoadModel(io.ComfyNode):
         given = family or {}
         if "folder" in given:
             return loader.folder_stamp(given["folder"])
+        if "codec" in given:
+            return loader.ogg_stamp(given["checkpoint"], given["codec"])
         return loader.checkpoint_stamp(given["checkpoint"]) if "checkpoint" in given else ""
 
     @classmethod
@@ -90,5 +109,9 @@ class LoadModel(io.ComfyNode):
         if chosen == S3GEN_OPTION:
             return io.NodeOutput(loader.load(
                 given["checkpoint"], precision, device, download, progress_and_interrupt()))
-        known = ", ".join(map(repr, (S3GEN_OPTION, COSYVOICE_OPTION, DEMO_OPTION)))
+        if chosen == OGG_OPTION:
+            return io.NodeOutput(loader.load_ogg(
+                given["checkpoint"], given["codec"], given.get("content", checkpoint.FULL), precision, device, download,
+                progress_and_interrupt()))
+        known = ", ".join(map(repr, (S3GEN_OPTION, COSYVOICE_OPTION, OGG_OPTION, DEMO_OPTION)))
         raise ValueError(f"Load Speech Model: family: {(chosen or 'nothing known')!r}; choose one of {known}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..cosyvoice3 import generate
+from ..omnifish import pipeline
 from ..s3gen.pipeline import TOKENS_PER_SECOND
 from ..wires import Piece, SpeechTokens
 from .common import (
@@ -96,3 +97,91 @@ class RASSampler(io.ComfyNode):
                        for piece, take in zip(prompt.pieces, takes))
         return io.NodeOutput(SpeechTokens(model.token_kind, TOKENS_PER_SECOND, (pieces,)),
                              generate.report([piece.text for piece in prompt.pieces], takes))
+
+
+class BlockDiffusionSampler(io.ComfyNode):
+    """A prompt becomes codes of the Fish codec."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        options = pipeline.Options()
+        return io.Schema(
+            node_id="SpeechwrightBlockDiffusionSampler",
+            display_name="Block Diffusion Sampler",
+            category=CATEGORY,
+            description="Lets OGG TTS say a prompt as codes of the Fish codec, in blocks of 0.74 s whose frames are "
+                        "decided together.",
+            search_aliases=["tts", "text to speech", "ogg", "sampler", "generate speech", "speak", "omnifish"],
+            inputs=[
+                SpeechModelType.Input("model", tooltip="The OGG TTS model that the prompt was made for."),
+                SpeechPromptType.Input("prompt", tooltip="What to say, from Encode Speech Prompt."),
+                io.Int.Input(
+                    "seed", default=0, min=0, max=MAX_SEED, control_after_generate=True,
+                    tooltip="Each seed is another take. Piece i of a long text uses seed + i."),
+                io.Int.Input(
+                    "steps", default=options.steps, min=1, max=64, optional=True,
+                    tooltip="In how many steps a block is decided; more are slower."),
+                io.Float.Input(
+                    "cfg", default=options.cfg, min=0.0, max=10.0, step=0.05, optional=True,
+                    tooltip="Classifier-free guidance: how closely to follow text and voice. 0 is off and takes half "
+                            "the time."),
+                io.Float.Input(
+                    "temperature", default=options.temperature, min=0.0, max=5.0, step=0.05, optional=True,
+                    tooltip="How freely to draw; 0 takes the likeliest."),
+                io.Float.Input(
+                    "max_seconds", default=options.max_seconds, min=0.0, max=600.0, step=0.1, optional=True,
+                    tooltip="Seconds at which a piece is cut. 0: twice what its text should take."),
+                io.Int.Input(
+                    "block", default=options.block, min=1, max=64, optional=True, advanced=True,
+                    tooltip="Frames that are decided together, of 46 ms each; the model was trained on 16."),
+                io.Float.Input(
+                    "min_seconds", default=options.min_seconds, min=0.0, max=600.0, step=0.1, optional=True,
+                    advanced=True, tooltip="Seconds before which a piece does not end."),
+                io.Int.Input(
+                    "mtp_rounds", default=options.mtp_rounds, min=1, max=64, optional=True, advanced=True,
+                    tooltip="In how many rounds each further codebook of a block is decided."),
+                io.Float.Input(
+                    "mtp_temperature", default=options.mtp_temperature, min=0.0, max=5.0, step=0.05, optional=True,
+                    advanced=True, tooltip="How freely to draw the further codebooks; 0 takes the likeliest."),
+                io.Int.Input(
+                    "mtp_top_k", default=options.mtp_top_k, min=0, max=1024, optional=True, advanced=True,
+                    tooltip="Draw them from this many of the likeliest; 0: from all."),
+                io.Boolean.Input(
+                    "full_context", default=options.full_context, optional=True, advanced=True,
+                    tooltip="Later blocks see all codebooks of earlier ones. Off: the semantic one alone, for models "
+                            "that were trained so."),
+                SpeechTokensType.Input(
+                    "continue_from", optional=True,
+                    tooltip="Codes that the speech begins with and goes on from, such as those of another run; the "
+                            "prompt's text has to begin with what they say. Whole blocks count."),
+            ],
+            outputs=[
+                SpeechTokensType.Output(display_name="tokens", tooltip="Codes of the Fish codec, fish-44k."),
+                io.String.Output(
+                    display_name="report", tooltip="For each piece: its frames, seconds, how it ended, retries, and "
+                                                   "its text."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, prompt, seed: int, steps: int = 6, cfg: float = 1.5, temperature: float = 0.8,
+                max_seconds: float = 0.0, block: int = 16, min_seconds: float = 0.0, mtp_rounds: int = 4,
+                mtp_temperature: float = 0.0, mtp_top_k: int = 0, full_context: bool = True,
+                continue_from=None) -> io.NodeOutput:
+        model.require("Block Diffusion Sampler", "backbone")
+        prompt.require(model.family, "Block Diffusion Sampler")
+        options = pipeline.Options(steps, cfg, temperature, max_seconds, block, min_seconds, mtp_rounds,
+                                   mtp_temperature, mtp_top_k, full_context)
+        beginning = None
+        if continue_from is not None:
+            continue_from.require(model.token_kind, "Block Diffusion Sampler")
+            beginning = continue_from.batch[0][-1].ids
+        dtype = model.dtype("backbone")
+        with model.loaded("backbone", pipeline.working_bytes(
+                model.config, options, prompt.pieces, dtype.itemsize)) as network:
+            takes = pipeline.sample(network, model.text_tokenizer, prompt.pieces, seed, options, beginning,
+                                    progress_and_interrupt(), model.device)
+        pieces = tuple(Piece(take.codes, piece.pause_s, piece.voice, piece.lead_s)
+                       for piece, take in zip(prompt.pieces, takes))
+        return io.NodeOutput(SpeechTokens(model.token_kind, pipeline.FRAMES_PER_SECOND, (pieces,)),
+                             pipeline.report([piece.text for piece in prompt.pieces], takes))

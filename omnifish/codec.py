@@ -172,7 +172,10 @@ class FishCodec(nn.Module):
 
     def decode(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                device: torch.device | str | None = None) -> Tensor:
-        """Ids (B, K, F) -> float32 (B, 1, 2048 F) within +-1"""
+        """Ids (B, K, F) -> float32 (B, 1, 2048 F) within +-1
+
+        Of the semantic codebook alone, (B, 1, F), comes speech that is rough and can be understood.
+        """
         return self._in_pieces(self.checked_codes(codes), 1, self._decode, on_chunk, chunk_frames, device)
 
     def dequantize(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
@@ -191,16 +194,16 @@ class FishCodec(nn.Module):
         return self.decoder(self.quantizer.decode(codes, carry), carry)
 
     def checked_codes(self, codes: Tensor) -> Tensor:
-        """int64 (B, K, F). ``ValueError`` where there are no frames, or an id is no row of its table."""
+        """int64 (B, K or 1, F). ``ValueError`` where there are no frames, or an id is no row of its table."""
         books, shape = len(self.config.rows), tuple(codes.shape)
-        if len(shape) != 3 or shape[1] != books or not shape[0]:
+        if len(shape) != 3 or shape[1] not in (1, books) or not shape[0]:
             raise ValueError(f"codes: expected (batch, {books} codebooks, frames), found {shape}.")
         if not shape[2]:
             raise ValueError("codes: found 0 frames, which decode to nothing; give at least 1.")
         if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
             raise ValueError(f"codes: expected whole numbers, found {codes.dtype}.")
         codes = codes.long()
-        rows = torch.tensor(self.config.rows, device=codes.device)[:, None]
+        rows = torch.tensor(self.config.rows[: shape[1]], device=codes.device)[:, None]
         wrong = (codes < 0) | (codes >= rows)
         if wrong.any():
             row, book, frame = wrong.nonzero()[0].tolist()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..seeds import generator
 from .backbone import additive
 from .config import NUM_CODEBOOKS, TEXT_TABLE
 from .markup import Tokenizer
@@ -191,7 +192,7 @@ def _speak(
     model: OmniFish, scene: Context, begun: Tensor, most: int, setting: Setting, seed: int, mtp_prompt: bool,
     on_block: OnProgress, on_step: OnProgress, device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    block, ids, rng = setting.block, model.config.ids, torch.Generator().manual_seed(seed)
+    block, ids, rng = setting.block, model.config.ids, generator(seed)
     blocks, first = -(-most // block), begun.shape[1] // block
     stream = Stream(model, scene.ids, scene.audio_mask, block, blocks, setting.cfg > 0, device)
     prompt = scene.prompt if mtp_prompt else scene.prompt[:, :0]

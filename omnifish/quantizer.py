@@ -87,8 +87,10 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor, carry: Carry) -> Tensor:
-        """int64 (B, K, F) -> (B, D, 4 F)"""
-        x = self.semantic_quantizer(codes[:, :1]) + self.quantizer(codes[:, 1:])
+        """int64 (B, K, F), or the semantic ids alone (B, 1, F) -> (B, D, 4 F)"""
+        x = self.semantic_quantizer(codes[:, :1])
+        if codes.shape[1] > 1:
+            x = x + self.quantizer(codes[:, 1:])
         x = self.post_module(as_line(x.transpose(1, 2)[:, :, None]), carry)
         for conv, block in self.upsample:
             x = block(conv(x, carry), carry)

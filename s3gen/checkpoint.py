@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..parts import Decoder, Opened, Part
+from ..parts import Decoder, Opened, Part, Reader
 from ..wires import S3_V2
 from . import pipeline, weights
 from .model import SYNTHESIS_PARTS
@@ -13,6 +13,7 @@ from .model import SYNTHESIS_PARTS
 # Our names of the parts -> theirs.
 PARTS = {"synthesis": SYNTHESIS_PARTS, "tokenizer": ("tokenizer",), "speaker": ("speaker_encoder",)}
 
+READER = Reader("tokenizer", pipeline.tokenize, pipeline.READING_BYTES)
 DECODER = Decoder(pipeline.read_voice, pipeline.speak, pipeline.working_bytes)
 
 
@@ -34,4 +35,4 @@ def open_model(checkpoint: Checkpoint) -> Opened:
                    weights.DTYPES if part == "synthesis" else (torch.float32,))
         for part, names in PARTS.items()
     }
-    return Opened("S3Gen", source, S3_V2, config, parts, decoder=DECODER)
+    return Opened("S3Gen", source, S3_V2, config, parts, decoder=DECODER, reader=READER)

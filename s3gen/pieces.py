@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..audio import Clip, join
+from ..audio import Clip, join_row
 from ..wires import Piece, SpeechTokens
 from .encoder import UPSAMPLING
 from .generate import OnStep
@@ -69,12 +69,9 @@ def speak(
 
     waves = []
     for number, row in enumerate(tokens.batch):
-        before = [piece.lead_s for piece in row]
-        after = [piece.pause_s + lead_s for piece, lead_s in zip(row, [*before[1:], 0.0])]
-        said = [say(piece, seed + number + index, index == 0 or after[index - 1] > 0, advance)
-                for index, piece in enumerate(row)]
-        wave = join(said, after, rate_hz, fade_ms)
-        waves.append(F.pad(wave, (round(before[0] * rate_hz), 0)) if before[0] else wave)
+        silent = [index == 0 or piece.lead_s > 0 or row[index - 1].pause_s > 0 for index, piece in enumerate(row)]
+        said = [say(piece, seed + number + index, silent[index], advance) for index, piece in enumerate(row)]
+        waves.append(join_row(said, row, rate_hz, fade_ms))
     return waves
 
 

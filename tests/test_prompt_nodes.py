@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import comfy.model_management
 import pytest
@@ -95,9 +96,9 @@ class TestEncode:
 
     def test_voice_is_read_once_whatever_the_text(self, v3, voice, monkeypatch):
         model, reads = run(nodes.LoadModel, DEMO | {"demo": "CosyVoice3"}), []
-        pipeline = nodes.prompt.s3gen_pipeline
-        original = pipeline.tokenize
-        monkeypatch.setattr(pipeline, "tokenize", lambda *args: reads.append(1) or original(*args))
+        original = model._opened.reader
+        monkeypatch.setattr(model, "_opened", replace(model._opened, reader=replace(
+            original, read=lambda *args: reads.append(1) or original.read(*args))))
         first, other = encode(model, "One.", voice)[0], encode(model, "Two.", voice)[0]
         assert reads == [1] and first.pieces[0].content.speech_ids == other.pieces[0].content.speech_ids
 
@@ -243,7 +244,7 @@ class TestDialogue:
         ("Ada: Hi.\nCid: Hi.\nCid: Bye.", 2, "auto", "no connected voice is called 'Cid'"),
         ("Ada: Hi.\nS3: Hi.", 2, "auto", "text: line 2 is for S3, and 2 voices are connected: Ada, Bo. Connect"),
         ("Hello.\nAda: Hi.", 2, "auto", "before the first name"),
-        ("Ada: Hi.", 0, "dialogue", "voices: none is connected, and a dialogue has some"),
+        ("S1: Hi.", 0, "dialogue", "voices: none is connected, and a dialogue has some"),
         ("Ada: Hi.", 1, "scene", "mode: 'scene' is not one of auto, speech, dialogue"),
         ("Hi. [pause:]", 1, "auto", r"\[pause:\]' in line 1 is not a pause of 0 to 600 s"),
     ])

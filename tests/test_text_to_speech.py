@@ -113,3 +113,21 @@ def test_what_the_first_model_lacks(comfy: Comfy, person: str):
     assert error["node_id"] == node(graph, "SpeechwrightEncodePrompt")
     assert "whose speech tokenizer is missing" in error["exception_message"]
     assert "speech_tokenizer_v2.onnx" in error["exception_message"]
+
+
+@pytest.mark.parametrize("name", ["ogg_voice_clone", "ogg_dialogue", "ogg_then_voice_conversion"])
+def test_ogg_with_a_person_s_recording(comfy: Comfy, person: str, name: str):
+    sounds = []
+    for seed in (1, 2, 1):
+        graph = graph_of(name, seed)
+        for entry in graph.values():
+            if entry["class_type"] == "LoadAudio":
+                entry["inputs"]["audio"] = person
+            if entry["class_type"] == "SpeechwrightVoice" and entry["inputs"]["transcript"]:
+                entry["inputs"]["transcript"] = "Front center."
+        comfy.free(free_memory=True)
+        sounds.append(sound_of(comfy, comfy.queue(graph)))
+    first, other, again = sounds
+    assert 0.5 < first.seconds < 30 and np.isfinite(first.samples).all() and np.abs(first.samples).max() > 0.01
+    assert np.array_equal(first.samples, again.samples)
+    assert first.samples.shape != other.samples.shape or not np.array_equal(first.samples, other.samples)
