@@ -23,7 +23,7 @@ from ..s3gen import cosyvoice2, onnx
 from ..s3gen import pipeline as s3gen_pipeline
 from ..s3gen import weights as s3gen_weights
 from ..s3gen.checkpoint import READER
-from ..s3gen.config import SpeakerConfig, TokenizerConfig
+from ..s3gen.config import SpeakerConfig, TokenizerConfig, count
 from ..s3gen.speaker import CAMPPlus
 from ..s3gen.tokenizer import S3Tokenizer
 from ..wires import S3_V2, S3_V3
@@ -35,6 +35,7 @@ BASE, RL = "base", "RL"
 LMS = {BASE: "llm.pt", RL: "llm.rl.pt"}
 FLOW, VOCODER = "flow.pt", "hift.pt"
 KINDS = {2: S3_V2, 3: S3_V3}
+TOKENIZER_LAYERS = {2: 6, 3: 12}         # of the published speech tokenizers, which nothing else tells apart
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class _Reader:
     def make(self, shapes: Shapes, operations) -> nn.Module:
         return self.module(self.config.from_shapes(shapes), operations, "meta")
 
-    def check(self, shapes: Shapes, path: Path) -> None:
+    def check(self, shapes: Shapes, path: Path) -> Shapes:
         try:
             module = self.make(shapes, UNFILLED)
         except (KeyError, ValueError, IndexError) as problem:
             raise ValueError(f"{path}: not a whole file of {self.title}; looked for {problem}.") from problem
         check_names(shapes_of(module.state_dict()), shapes, str(path), self.title)
+        return shapes
 
 
 DECODERS = {
@@ -143,12 +145,17 @@ def open_folder(
     missing = {part: names for part, names in missing.items() if names}
     found = {part: tuple(find(folder, file) for file in names)
              for part, names in files(version, lm).items() if part not in missing and part != "text"}
-    parts = {part: _read_part(found[part][0], network, cache) for part, network in READERS.items() if part in found}
+    parts = {part: _read_part(found[part][0], network, version, cache) for part, network in READERS.items()
+             if part in found}
     config = None
     if "synthesis" in found:
         parts["synthesis"] = (_synthesis_2 if version == 2 else _synthesis_3)(*found["synthesis"])
     if "lm" in found:
         config, parts["lm"] = _lm_part(found["lm"][0])
+    if not parts:
+        lacking = ", ".join(sorted({name for names in missing.values() for name in names}))
+        raise FileNotFoundError(f"{folder}: no part of CosyVoice{version} is whole there; missing: {lacking}. Put the "
+                                "published files there, choose another lm, or switch `download` on.")
     text = None
     if text_tokenizer is not None:
         text = text_tokenizer(version)
@@ -225,13 +232,11 @@ def _lm_part(path: Path) -> tuple[object, Part]:
     return config, Part((path,), build, weights.DTYPES, torch.bfloat16)
 
 
-def _read_part(path: Path, network: _Reader, cache: Path | None) -> Part:
+def _read_part(path: Path, network: _Reader, version: int, cache: Path | None) -> Part:
     """A part that reads recordings, in float32: from an ONNX file, or from safetensors by our names."""
     converted = path.suffix == ".onnx"
-    if converted:
-        network.sources(open_onnx(path))
-    else:
-        network.check(open_checkpoint(path).shapes, path)
+    names = network.sources(open_onnx(path)) if converted else network.check(open_checkpoint(path).shapes, path)
+    _require_version(count(names, "encoder.blocks."), version, path)
 
     def read() -> dict[str, Tensor]:
         if not converted:
@@ -245,3 +250,12 @@ def _read_part(path: Path, network: _Reader, cache: Path | None) -> Part:
             return fill(network.make(shapes_of(state), operations), state, lambda _: torch.float32, str(path))
 
     return Part((path,), build)
+
+
+def _require_version(layers: int, version: int, path: Path) -> None:
+    """``ValueError`` for the speech tokenizer of the other version: its tokens mean other sounds."""
+    for other, published in TOKENIZER_LAYERS.items():
+        if other != version and layers == published:
+            raise ValueError(f"{path}: this is the speech tokenizer of CosyVoice{other}, of {layers} layers, and the "
+                             f"folder is of CosyVoice{version}, whose has {TOKENIZER_LAYERS[version]}. Put "
+                             f"speech_tokenizer_v{version}.onnx as published there.")
