@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from harness import TORCH, BenchmarkError, cache_folder, ensure_python, environment, own_folder, processor, run, say
+from harness import TORCH, cache_folder, ensure_python, finished, own_folder, processor, run, say
 
 WORKER = Path(__file__).with_name("cosyvoice3_lm_worker.py")
 REFERENCE = ("transformers==5.24.0",)
@@ -33,26 +33,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main() -> None:
     chosen = parse()
     numbers = [part for name in ("runs", "threads", "rows", "context", "steps")
                for part in (f"--{name}", getattr(chosen, name))]
     switches = [f"--{name}" for name in ("no-bf16", "no-compile") if getattr(chosen, name.replace("-", "_"))]
-    try:
-        python = ensure_python((chosen.environment or own_folder("lm-")).absolute(), [TORCH, REFERENCE],
-                               "1 GB (6 GB with CUDA)", LOADS)
-        print(f"{processor()}, {chosen.threads} threads; medians of {chosen.runs} in turns\n", flush=True)
-        for part in chosen.part or ("decoder", "sampler"):
-            say(f"Measuring the {part}")
-            print(run([python, WORKER, part, *numbers, *switches], f"the {part} could not be measured"), flush=True)
-        return 0
-    except (BenchmarkError, environment.SetupError) as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return 130
+    python = ensure_python((chosen.environment or own_folder("lm-")).absolute(), [TORCH, REFERENCE],
+                           "1 GB (6 GB with CUDA)", LOADS)
+    print(f"{processor()}, {chosen.threads} threads; medians of {chosen.runs} in turns\n", flush=True)
+    for part in chosen.part or ("decoder", "sampler"):
+        say(f"Measuring the {part}")
+        print(run([python, WORKER, part, *numbers, *switches], f"the {part} could not be measured"), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finished(main))

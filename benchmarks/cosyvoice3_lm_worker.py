@@ -2,27 +2,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 import time
-import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from harness import bf16_features, import_checkout, in_turns, resident_bytes, say
 from plain_ras import plain_ras_rows
 from torch import Tensor
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-# This checkout, as a package without the __init__ that needs ComfyUI.
-package = types.ModuleType("speechwright")
-package.__path__ = [str(CHECKOUT)]
-sys.modules["speechwright"] = package
+import_checkout()
 
-from speechwright.cosyvoice3.config import LMConfig  # noqa: E402, from the folder above
+from speechwright.cosyvoice3.config import LMConfig  # noqa: E402, from the checkout
 from speechwright.cosyvoice3.lm import SpeechLM  # noqa: E402
 from speechwright.cosyvoice3.sampling import ras_sample  # noqa: E402
 from speechwright.cosyvoice3.weights import build, published_shapes  # noqa: E402
@@ -32,23 +25,6 @@ RAS_ROWS = (1, 16)
 RAS_CALLS = 320         # rows in all, of one run
 SPREAD = 3.5            # of the scores; their nucleus then holds a dozen ids, as a trained model's does
 KIB = 1024
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def in_turns(runs: int, sides: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Median seconds of each; who was first is last the next time. The first turn does not count."""
-    seconds = defaultdict(list)
-    names = list(sides)
-    for turn in range(runs + 1):
-        for name in names if turn % 2 else names[::-1]:
-            start = time.perf_counter()
-            sides[name]()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in seconds.items()}
 
 
 # The decoder
@@ -187,23 +163,6 @@ def decoder(chosen: argparse.Namespace) -> str:
                  f"step took {growth / KIB:.1f} KiB of memory. For bf16 this processor has "
                  f"{', '.join(bf16_features()) or 'no instructions'}.\n")
     return "\n".join(lines)
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use now; 0 where the system does not tell."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def bf16_features() -> list[str]:
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return []
-    return [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
 
 
 # The sampler

@@ -20,12 +20,12 @@ from pathlib import Path
 from harness import (
     CHECKOUT,
     TORCH,
-    BenchmarkError,
     Worker,
     alternate,
     cache_folder,
     ensure_python,
     environment,
+    finished,
     own_folder,
     processor,
     run,
@@ -197,21 +197,13 @@ def report(chosen: argparse.Namespace, bench: Bench) -> None:
             print(f"\n{getattr(bench, part)()}", flush=True)
 
 
-def main() -> int:
+def main() -> None:
     chosen = parse()
-    try:
-        python = ensure_python((chosen.environment or own_folder("token2wav-")).absolute(), [TORCH, TORCHAUDIO],
-                               "1 GB (6 GB with CUDA)", environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD)
-        with tempfile.TemporaryDirectory() as folder:
-            report(chosen, Bench(chosen, python, cache_folder(), Path(folder)))
-        return 0
-    except (BenchmarkError, environment.SetupError) as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return 130
+    python = ensure_python((chosen.environment or own_folder("token2wav-")).absolute(), [TORCH, TORCHAUDIO],
+                           "1 GB (6 GB with CUDA)", environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD)
+    with tempfile.TemporaryDirectory() as folder:
+        report(chosen, Bench(chosen, python, cache_folder(), Path(folder)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finished(main))

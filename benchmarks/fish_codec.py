@@ -16,10 +16,10 @@ from pathlib import Path
 from harness import (
     CHECKOUT,
     TORCH,
-    BenchmarkError,
     cache_folder,
     ensure_python,
     environment,
+    finished,
     own_folder,
     processor,
     run,
@@ -76,21 +76,13 @@ def table(chosen: argparse.Namespace, python: Path, weights: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     chosen = parse()
     folder = (chosen.environment or own_folder("codec-")).absolute()
-    try:
-        python = ensure_python(folder, [TORCH], "1 GB (6 GB with CUDA)", "import torch, safetensors.torch")
-        say("Measuring the codec")
-        print(table(chosen, python, chosen.weights or ensure_weights(cache_folder(), python)), flush=True)
-        return 0
-    except (BenchmarkError, environment.SetupError) as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return 130
+    python = ensure_python(folder, [TORCH], "1 GB (6 GB with CUDA)", "import torch, safetensors.torch")
+    say("Measuring the codec")
+    print(table(chosen, python, chosen.weights or ensure_weights(cache_folder(), python)), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finished(main))

@@ -207,3 +207,16 @@ def peak_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def finished(measure: Callable[[], None]) -> int:
+    """The exit code of a benchmark; what stopped it is said in words."""
+    try:
+        measure()
+    except (BenchmarkError, environment.SetupError) as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return 130
+    return 0

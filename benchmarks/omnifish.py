@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from cosyvoice3_lm import LOADS, REFERENCE
-from harness import TORCH, BenchmarkError, cache_folder, ensure_python, environment, own_folder, processor, run, say
+from harness import TORCH, cache_folder, ensure_python, finished, own_folder, processor, run, say
 
 WORKER = Path(__file__).with_name("omnifish_worker.py")
 
@@ -28,24 +28,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main() -> None:
     chosen = parse()
     numbers = [part for name in ("runs", "threads", "blocks") for part in (f"--{name}", getattr(chosen, name))]
     switches = ["--no-bf16"] if chosen.no_bf16 else []
-    try:
-        python = ensure_python((chosen.environment or own_folder("lm-")).absolute(), [TORCH, REFERENCE],
-                               "1 GB (6 GB with CUDA)", LOADS)
-        print(f"{processor()}, {chosen.threads} threads; medians of {chosen.runs} in turns\n", flush=True)
-        say("Measuring the blocks")
-        print(run([python, WORKER, *numbers, *switches], "the blocks could not be measured"), flush=True)
-        return 0
-    except (BenchmarkError, environment.SetupError) as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return 130
+    python = ensure_python((chosen.environment or own_folder("lm-")).absolute(), [TORCH, REFERENCE],
+                           "1 GB (6 GB with CUDA)", LOADS)
+    print(f"{processor()}, {chosen.threads} threads; medians of {chosen.runs} in turns\n", flush=True)
+    say("Measuring the blocks")
+    print(run([python, WORKER, *numbers, *switches], "the blocks could not be measured"), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finished(main))

@@ -19,12 +19,12 @@ from pathlib import Path
 from harness import (
     CHECKOUT,
     TORCH,
-    BenchmarkError,
     Worker,
     alternate,
     cache_folder,
     ensure_python,
     environment,
+    finished,
     own_folder,
     processor,
     run,
@@ -190,25 +190,17 @@ def report(chosen: argparse.Namespace, python: Path, model: str, weights: Path, 
     return text
 
 
-def main() -> int:
+def main() -> None:
     chosen = parse()
     cache = cache_folder()
-    try:
-        python = ensure_python((chosen.environment or own_folder("")).absolute(),
-                               [TORCH, REFERENCE_NEEDS, ("--no-deps", *REFERENCE)], "2 GB (7 GB with CUDA)",
-                               environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD)
-        for model in chosen.model or MODELS:
-            weights = chosen.weights or ensure_weights(cache, python, model == "meanflow")
-            with tempfile.TemporaryDirectory() as folder:
-                print(report(chosen, python, model, weights, Path(folder)), flush=True)
-        return 0
-    except (BenchmarkError, environment.SetupError) as error:
-        say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        say("Interrupted.")
-        return 130
+    python = ensure_python((chosen.environment or own_folder("")).absolute(),
+                           [TORCH, REFERENCE_NEEDS, ("--no-deps", *REFERENCE)], "2 GB (7 GB with CUDA)",
+                           environment.DROP_LIBRARIES_THAT_DO_NOT_LOAD)
+    for model in chosen.model or MODELS:
+        weights = chosen.weights or ensure_weights(cache, python, model == "meanflow")
+        with tempfile.TemporaryDirectory() as folder:
+            print(report(chosen, python, model, weights, Path(folder)), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finished(main))
