@@ -102,15 +102,18 @@ def find_checkpoint(name: str, published: Mapping[str, hub.Published], download:
 
 
 def find_folder(name: str, published: Mapping[str, hub.Published], find: Callable[[Path, str], Path | None],
-                download: bool = False, on_progress: OnProgress = hub.unwatched) -> Path:
-    """The folder of that name in the first root that has it.
+                download: bool = False, on_progress: OnProgress = hub.unwatched,
+                marks: Iterable[str] = ()) -> Path:
+    """The folder of that name in the first root that has it, with a file of one of the names ``marks`` if any has.
 
     download: fetch each published file for which ``find(folder, file)`` is None into it, or into the first root
     where there is no such folder. ``FileNotFoundError`` lists all files of a folder that is nowhere.
     """
     relative = inside(name, "folder")
     folders = roots()
-    folder = next((root / relative for root in folders if (root / relative).is_dir()), None)
+    there = [root / relative for root in folders if (root / relative).is_dir()]
+    marked = [folder for folder in there if any((folder / mark).is_file() for mark in marks)]
+    folder = next(iter((*marked, *there)), None)
     if folder is None and not (download and published):
         advice = ("Put the folder there, or choose one that can be fetched." if not published else
                   f"It is {next(iter(published.values())).repository} on Hugging Face: switch `download` on to fetch "

@@ -137,8 +137,8 @@ def checkpoint_stamp(name: str) -> str:
 def folder_stamp(name: str) -> str:
     """What changes when a file in the folder of that name does; for a missing one its name."""
     try:
-        folder = files.find_folder(name, {}, cosyvoice3.folder.find)
-        return files.stamp(sorted(path for path in folder.rglob("*") if path.is_file()))
+        folder = files.find_folder(name, {}, cosyvoice3.folder.find, marks=cosyvoice3.folder.marks())
+        return files.stamp(cosyvoice3.folder.present(folder))
     except (OSError, ValueError):
         return name
 
@@ -249,11 +249,12 @@ def load(name: str, precision: str = "auto", device: str = "auto", download: boo
 def load_folder(name: str, lm: str = cosyvoice3.folder.BASE, precision: str = "auto", device: str = "auto",
                 download: bool = False, on_progress: files.OnProgress = hub.unwatched) -> SpeechModel:
     """Load the folder of CosyVoice of that name in models/tts, of which what is missing is fetched if it may be."""
-    folder = files.find_folder(name, cosyvoice3.folder.published(files.inside(name, "folder").as_posix(), lm),
-                               cosyvoice3.folder.find, download, on_progress)
+    published = cosyvoice3.folder.published(files.inside(name, "folder").as_posix(), lm)
+    folder = files.find_folder(name, published, cosyvoice3.folder.find, download, on_progress,
+                               cosyvoice3.folder.marks())
     opened = cosyvoice3.folder.open_folder(
         folder, lm, vocabulary=Path(comfy.model_management.__file__).with_name("text_encoders") / "qwen25_tokenizer",
-        cache=Path(folder_paths.get_user_directory(), "speechwright", "cache"))
+        cache=Path(folder_paths.get_user_directory(), "speechwright", "cache"), fetchable=bool(published))
     if opened.missing:
         logger.warning("%s is not whole: %s missing; nodes that need them will say so.", folder,
                        ", ".join(name for names in opened.missing.values() for name in names))

@@ -62,6 +62,7 @@ class Opened:
 
     parts: by their names in ``TITLES``; the first is loaded at once. missing: the files of those that are not
     there. token_kind: of the speech tokens that it writes and reads. write_prompt: of a model that speaks text.
+    fetchable: whether what is missing could be fetched.
     """
     family: str
     source: str
@@ -73,6 +74,7 @@ class Opened:
     decoder: Decoder | None = None
     reader: Reader | None = None
     write_prompt: WritePrompt | None = None
+    fetchable: bool = False
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -88,6 +90,7 @@ class Opened:
             return f"the model is {self.family} ({self.source}), which has no {title}; connect a model of {who}."
         others = sorted({file for files in self.missing.values() for file in files} - set(self.missing[part]))
         also = f" ({', '.join(others)} {'are' if len(others) > 1 else 'is'} not there either)" if others else ""
+        fetch = ", or switch `download` on in Load Speech Model" if self.fetchable else ""
+        other = ", or connect a second model to `speech_tokenizer`" if part == "tokenizer" else ""
         return (f"the model is {self.family} ({self.source}), whose {title} is missing: "
-                f"{' and '.join(self.missing[part])}{also}. Put what is missing into that folder, or switch "
-                "`download` on in Load Speech Model.")
+                f"{' and '.join(self.missing[part])}{also}. Put what is missing there{fetch}{other}.")

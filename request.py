@@ -48,8 +48,11 @@ def turns(request: Request) -> list[Turn] | None:
     names = [voice.name for voice in voices]
     if mode == SPEECH or (mode == "auto" and not script.names_someone(text, names)):
         if len(voices) > 1:
-            raise ValueError(f"voices: {len(voices)} are connected, and the text names none of them at the begin of a "
-                             f"line; one voice speaks a text. Disconnect the others, or write '{names[0]}: ...'.")
+            why = (f"mode is {SPEECH}, in which one speaks. Disconnect the others, or choose {DIALOGUE}."
+                   if mode == SPEECH else
+                   "the text names none of them at the begin of a line; one voice speaks a text. Disconnect the "
+                   f"others, or write '{names[0] or 'S1'}: ...'.")
+            raise ValueError(f"voices: {len(voices)} are connected, and {why}")
         return None
     found = script.parse(text, names)
     known = {f"S{number}": voice for number, voice in enumerate(voices, 1)} | dict(zip(names, voices))

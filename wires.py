@@ -16,7 +16,7 @@ FISH_44K = "fish-44k"
 
 # How to decode each kind, as told to someone who wired the wrong node.
 DECODERS = {
-    S3_V2: "S3Token2Wav with an S3Gen model",
+    S3_V2: "S3Token2Wav with an S3Gen or CosyVoice2 model",
     S3_V3: "S3Token2Wav with a CosyVoice3 model",
     FISH_44K: "Decode Fish Codes",
 }

@@ -126,16 +126,23 @@ def find(folder: Path, file: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def present(folder: Path) -> list[Path]:
+    """Every file in the folder that may be read."""
+    names = {name for version in KINDS for lm in LMS for names in files(version, lm).values() for name in names}
+    return [path for name in sorted(names) if (path := find(folder, name))]
+
+
 def open_folder(
     folder: Path, lm: str = BASE, *, vocabulary: Path | None = None,
     text_tokenizer: Callable[[int], tokenizer.TextTokenizer] | None = None, cache: Path | None = None,
+    fetchable: bool = False,
 ) -> Opened:
     """Measure what is there; weights are read when a part is built.
 
     vocabulary: a folder that has the text tokenizer's files where this one lacks them. text_tokenizer: makes
-    one of a version without files. cache: where weights converted from ONNX are kept. ``FileNotFoundError``
-    lists every file that is looked for where there is none; ``ValueError`` for one that is broken or does not
-    fit the others.
+    one of a version without files. cache: where weights converted from ONNX are kept. fetchable: whether what
+    is missing could be fetched. ``FileNotFoundError`` lists every file that is looked for where there is none;
+    ``ValueError`` for one that is broken or does not fit the others.
     """
     if lm not in LMS:
         raise ValueError(f"lm: {lm!r} is not one of {', '.join(LMS)}.")
@@ -155,7 +162,7 @@ def open_folder(
     if not parts:
         lacking = ", ".join(sorted({name for names in missing.values() for name in names}))
         raise FileNotFoundError(f"{folder}: no part of CosyVoice{version} is whole there; missing: {lacking}. Put the "
-                                "published files there, choose another lm, or switch `download` on.")
+                                "published files there, or choose another lm.")
     text = None
     if text_tokenizer is not None:
         text = text_tokenizer(version)
@@ -167,7 +174,8 @@ def open_folder(
         missing.pop("text", None)
     order = [part for part in TITLES if part in parts]
     return Opened(f"CosyVoice{version}", str(folder), KINDS[version], config, {part: parts[part] for part in order},
-                  missing, text, DECODERS[version], READER, None if text is None else partial(prompt.write, text))
+                  missing, text, DECODERS[version], READER, None if text is None else partial(prompt.write, text),
+                  fetchable)
 
 
 def _version(folder: Path, lm: str) -> int:
@@ -187,7 +195,7 @@ def _version(folder: Path, lm: str) -> int:
     wanted = sorted({name for version in KINDS for names in files(version, lm).values() for name in names})
     raise FileNotFoundError(
         f"{folder}: neither a language model nor exactly one speech tokenizer of CosyVoice is there. Looked for "
-        f"{', '.join(wanted)}. Put the published files of one version there, or switch `download` on.")
+        f"{', '.join(wanted)}. Put the published files of one version there.")
 
 
 def _versions(folder: Path) -> Iterator[tuple[Path, int]]:

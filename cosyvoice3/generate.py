@@ -20,6 +20,7 @@ from ..s3gen.pipeline import SECONDS_PER_TOKEN
 from .sampling import MAX_TOP_K, check_logits, drawable, fold_seed, ras_draw
 
 if TYPE_CHECKING:
+    from .config import LMConfig
     from .lm import SpeechLM
     from .prompt import Prompt
 
@@ -30,7 +31,7 @@ ENDINGS = {END: "its end id", LOOP: "the stop rule against loops", BUDGET: "its 
 SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
 
 GROUP_BYTES = 2**29         # of keys and values that are held at once; further pieces wait for their turn
-WORKING_BYTES = GROUP_BYTES + 2**28     # beside the weights, all in all
+PREFILL_BYTES = 2**28       # and what else it takes
 GROUP_ROWS = 16             # beyond, a row costs about as much together as alone
 USUAL_RATE = 5.0            # speech tokens per text id, where no voice shows its pace
 
@@ -188,16 +189,27 @@ def decode(
             embedded = [_embed(lm, prompts[row.index], device) for row in batch]
             folded = [fold_seed(seeds[row.index], retry=retry) for row in batch]
             done += _decode_batch(lm, batch, embedded, folded, options, heard, device)
-        rows.update((row.index, row) for row in again)
-        pending = [row.index for row in again if row.ended == LOOP or not row.ids]
-        for index in pending:
+        # One copy of a loop is better than nothing at all.
+        rows.update((row.index, row) for row in again
+                    if row.ids or row.index not in rows or not rows[row.index].ids)
+        failed = [row for row in again if row.ended == LOOP or not row.ids]
+        for row in failed:
             logger.warning(
-                "Piece %d of %d %s after %d tokens with seed %d%s.", index + 1, len(prompts),
-                "fell into a loop" if rows[index].ended == LOOP else "ended", rows[index].sampled, seeds[index],
+                "Piece %d of %d %s after %d tokens with seed %d%s.", row.index + 1, len(prompts),
+                "fell into a loop" if row.ended == LOOP else "ended", row.sampled, seeds[row.index],
                 "; it is drawn anew" if retry < options.retries else "")
+        pending = [row.index for row in failed]
     if on_token is not None:
         on_token(done, done)
     return [_take(lm, rows[index], seeds[index], len(prompts), options) for index in range(len(prompts))]
+
+
+def working_bytes(config: LMConfig, itemsize: int, prompts: Sequence[Prompt], options: SamplingOptions) -> int:
+    """About how much memory ``decode`` needs beside the weights, whose numbers have so many bytes."""
+    column = 2 * config.layers * config.kv_heads * config.head_width * itemsize
+    longest = max(2 + len(prompt.prompt_text_ids) + len(prompt.text_ids) + len(prompt.speech_ids)
+                  + limits(len(prompt.text_ids), options)[1] for prompt in prompts)
+    return max(GROUP_BYTES, column * longest) + PREFILL_BYTES
 
 
 def _groups(lm: SpeechLM, rows: list[_Row], prompts: list[Prompt]) -> list[list[_Row]]:

@@ -118,6 +118,8 @@ def spoken(
     for a text that cannot be spoken, and where the mode lacks a voice, its transcript or an instruction.
     """
     taken = choose(method, voice.transcript if voice else "", instruction)
+    if taken in (ZERO_SHOT, CROSS_LINGUAL) and speakable(instruction):
+        logger.warning("The instruction is not followed: %s knows none. Choose auto or %s.", taken, INSTRUCT)
     texts = pieces(tokenizer, text, limit)
     heard: Iterable[int] = ()
     if taken in HEARS:

@@ -47,10 +47,10 @@ class EncodePrompt(io.ComfyNode):
                             "dialogue where a line begins with the name of a voice."),
                 io.Combo.Input(
                     "method", options=list(METHODS), default="auto", optional=True,
-                    tooltip="zero-shot: go on as the voice, whose transcript must be exact. cross-lingual: take the "
-                            "sound of the voice only, as for another language. instruct: speak as the instruction "
-                            "says. auto: instruct with an instruction, else zero-shot with a transcript, else "
-                            "cross-lingual."),
+                    tooltip="CosyVoice. zero-shot: go on as the voice, whose transcript must be exact. cross-lingual: "
+                            "take the sound of the voice only, as for another language. instruct: speak as the "
+                            "instruction says; with transcript, as the voice too. auto: instruct with an "
+                            "instruction, else zero-shot with a transcript, else cross-lingual."),
                 io.String.Input(
                     "instruction", default="", multiline=True, optional=True,
                     tooltip="How to speak, such as 'Please say a sentence in a very soft voice.' or 请用广东话表达。"),

@@ -89,10 +89,12 @@ class RASSampler(io.ComfyNode):
         options = generate.SamplingOptions(
             temperature=temperature, top_p=top_p, top_k=top_k, window=window, tau=tau, min_ratio=min_ratio,
             max_ratio=max_ratio, stop_on_loop=stop_on_loop, pause_cap=cap_pauses, retries=retries)
-        with model.loaded("lm", generate.WORKING_BYTES) as lm:
+        prompts = [piece.content for piece in prompt.pieces]
+        room = generate.working_bytes(model.config, model.dtype("lm").itemsize, prompts, options)
+        with model.loaded("lm", room) as lm:
             takes = generate.decode(
-                lm, [piece.content for piece in prompt.pieces], [seed + index for index in range(len(prompt.pieces))],
-                options, progress_and_interrupt(TOKENS_PER_REPORT), model.device)
+                lm, prompts, [seed + index for index in range(len(prompts))], options,
+                progress_and_interrupt(TOKENS_PER_REPORT), model.device)
         pieces = tuple(Piece(take.ids[None], piece.pause_s, piece.voice, piece.lead_s)
                        for piece, take in zip(prompt.pieces, takes))
         return io.NodeOutput(SpeechTokens(model.token_kind, TOKENS_PER_SECOND, (pieces,)),

@@ -137,3 +137,11 @@ class TestFoldersOfFiles:
         fetched.clear()
         assert files.find_folder("new", published, find, download=True) == two_roots[0] / "new"
         assert len(fetched) == 3
+
+    def test_empty_folder_does_not_hide_the_one_with_files(self, two_roots):
+        """What an interrupted copy leaves in the first root once stood before the whole model in another."""
+        (two_roots[0] / "a").mkdir()
+        (two_roots[1] / "a").mkdir()
+        (two_roots[1] / "a" / "llm.pt").touch()
+        assert files.find_folder("a", {}, nowhere, marks={"llm.pt"}) == two_roots[1] / "a"
+        assert files.find_folder("a", {}, nowhere) == two_roots[0] / "a"

@@ -103,7 +103,7 @@ def test_the_right_kind_passes(kind):
 
 @pytest.mark.parametrize("kind, wanted, remedy", [
     (FISH_44K, S3_V2, "Use Decode Fish Codes."),
-    (S3_V2, FISH_44K, "Use S3Token2Wav with an S3Gen model."),
+    (S3_V2, FISH_44K, "Use S3Token2Wav with an S3Gen or CosyVoice2 model."),
     (S3_V3, S3_V2, "Use S3Token2Wav with a CosyVoice3 model."),
 ])
 def test_the_wrong_kind_names_both_sides_and_the_remedy(kind, wanted, remedy):
