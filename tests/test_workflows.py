@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_every_workflow_has_its_expectations():
 def test_the_pack_is_imported_without_a_word(comfy: Comfy):
     """ComfyUI goes on without a pack that it cannot import; only its log tells."""
     ours = str(Path("custom_nodes", "speechwright"))
-    lines = [line for line in comfy.log().splitlines() if ours in line]
+    started, _, _ = comfy.log().partition("Starting server")      # what follows is of jobs, some made to fail
+    lines = [line for line in started.splitlines() if ours in line]
     assert len(lines) == 1 and " seconds: " in lines[0], lines
 
 
@@ -219,7 +221,9 @@ def test_run_says_which_node_failed(comfy: Comfy, tmp_path: Path):
     done = subprocess.run(command(tmp_path / "silent.json", "--server", comfy.url, "--output", tmp_path),
                           capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and done.stdout == ""
-    assert 'node 4 "S3 Tokenize": ValueError: S3 Tokenize: audio' in done.stderr
+    # Two nodes tokenize it, and whichever comes first stops the run.
+    node = r'node (4 "S3 Tokenize"|9 "S3 Tokenize \(CosyVoice3\)")'
+    assert re.search(rf"{node}: ValueError: S3 Tokenize: audio", done.stderr)
     assert "Traceback" not in done.stderr
 
 
