@@ -38,6 +38,8 @@ TOKENS_PER_SECOND = 25
 MIB = 2**20
 FIRST, OURS = "first", "ours"
 # The tag of the first version of each; the networks that read a voice are S3Gen's in both.
+COMMITS = {"cosyvoice3-flow-first": "b4dfab163cb669ebd9e3aa56c215ae414216035b",
+           "cosyvoice3-vocoder-first": "211bc49221e8faf7f66aabe39396465d1e3b6a55"}
 TAGS = {"flow": "cosyvoice3-flow-first", "vocoder": "cosyvoice3-vocoder-first",
         "tokenizer": "cosyvoice3-flow-first", "speaker": "cosyvoice3-flow-first"}
 TITLES = {"flow": "flow", "vocoder": "vocoder", "tokenizer": "speech tokenizer", "speaker": "speaker encoder"}
@@ -74,10 +76,11 @@ def ensure_weights(folder: Path, python: Path) -> Path:
 
 
 def ensure_version(folder: Path, tag: str) -> Path:
-    """The package as it was at a tag of git, unpacked the first time."""
+    """The package as it was at a tag of git, or at its commit where the clone has no tags, unpacked the first time."""
     git = ["git", "-c", "safe.directory=*", "-C", CHECKOUT]
-    commit = run([*git, "rev-parse", "--verify", f"{tag}^{{commit}}"],
-                 f"{tag}: no such tag in {CHECKOUT}; get it with `git fetch --tags`").strip()
+    name = tag if run([*git, "tag", "--list", tag], "git cannot list its tags").strip() else COMMITS[tag]
+    commit = run([*git, "rev-parse", "--verify", f"{name}^{{commit}}"],
+                 f"{tag}: neither the tag nor its commit is in {CHECKOUT}; a shallow clone has no history").strip()
     path = folder / f"{tag}-{commit[:12]}"
     with environment.locked(folder):
         if not path.is_dir():
