@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Shapes = Mapping[str, tuple[int, ...]]
+Config = TypeVar("Config")
 
 # torch's layers without their random start, which costs more than reading the weights.
 UNFILLED = SimpleNamespace(**{
@@ -19,6 +21,14 @@ UNFILLED = SimpleNamespace(**{
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """name -> shape"""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def measured(from_shapes: Callable[[Shapes], Config], shapes: Shapes, source: str, model: str) -> Config:
+    """The sizes that these shapes tell; ``ValueError`` with what was looked for in vain."""
+    try:
+        return from_shapes(shapes)
+    except (KeyError, ValueError, IndexError) as problem:
+        raise ValueError(f"{source}: not a whole file of {model}; looked for {problem}.") from problem
 
 
 def check_names(expected: Shapes, found: Shapes, source: str, model: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,8 @@ DEMOS = {
     "OGG TTS": Demo(
         {"ogg_tts.safetensors": ogg_demo.random_state, "codec.safetensors": codec_demo.DEMOS["Fish codec"]},
         lambda folder: ogg.open_model(
-            folder / "ogg_tts.safetensors", folder / "codec.safetensors", text_tokenizer=ogg_tokenizer.demo())),
+            folder / "ogg_tts.safetensors", folder / "codec.safetensors",
+            text_tokenizer=lambda rows: ogg_tokenizer.demo())),
 }
 
 
@@ -115,23 +116,17 @@ def codec_choices() -> list[str]:
     return list(dict.fromkeys((*names, *ogg.PUBLISHED_CODECS, NO_CODEC)))
 
 
-def ogg_stamp(checkpoint: str, codec: str) -> str:
-    """What changes when one of the two files does; for a missing one its name."""
-    told = []
-    for name, further in ((checkpoint, OGG_FOLDERS), (codec, CODEC_FOLDERS)):
-        try:
-            told.append(files.stamp([files.find_checkpoint(name, {}, further=further)]))
-        except (OSError, ValueError):
-            told.append(name)
-    return "\n".join(told)
-
-
-def checkpoint_stamp(name: str) -> str:
-    """What changes when the file of that name does; for a missing one its name."""
+def checkpoint_stamp(name: str, further: Iterable[str] = ()) -> str:
+    """What changes when the file of that name does; for a missing one its name. further: as of ``files.roots``."""
     try:
-        return files.stamp([files.find_checkpoint(name, {})])
+        return files.stamp([files.find_checkpoint(name, {}, further=further)])
     except (OSError, ValueError):
         return name
+
+
+def ogg_stamp(checkpoint: str, codec: str) -> str:
+    """What changes when one of the two files does; for a missing one its name."""
+    return f"{checkpoint_stamp(checkpoint, OGG_FOLDERS)}\n{checkpoint_stamp(codec, CODEC_FOLDERS)}"
 
 
 def folder_stamp(name: str) -> str:
@@ -265,20 +260,23 @@ def load_ogg(checkpoint: str, codec: str, content: str = ogg.FULL, precision: st
              device: str = "auto", download: bool = False,
              on_progress: files.OnProgress = hub.unwatched) -> SpeechModel:
     """Load OGG TTS: checkpoint, codec unless it is ``NO_CODEC``, and OmniVoice's tokenizer, fetched if they may be."""
-    source = ogg
-    path = files.find_checkpoint(checkpoint, source.PUBLISHED, download, on_progress, further=OGG_FOLDERS)
+    path = files.find_checkpoint(checkpoint, ogg.PUBLISHED, download, on_progress, further=OGG_FOLDERS)
     sound = None
     if codec != NO_CODEC:
-        sound = files.find_checkpoint(codec, source.PUBLISHED_CODECS, download, on_progress, "codec", CODEC_FOLDERS)
-    opened = source.open_model(path, sound, content)
-    places = [path.parent, *(root / folder for root in files.roots() for folder in ("ogg", "omnivoice", "OmniVoice"))]
-    text = source.find_tokenizer(places, opened.config.backbone.text_rows)
-    if text is None and download:
-        target = files.roots()[0] / source.TOKENIZER
-        hub.fetch(source.PUBLISHED_TOKENIZER, target, on_progress)
-        text = source.find_tokenizer([target.parent], opened.config.backbone.text_rows)
-    opened = source.open_model(path, sound, content, text, (f"tokenizer.json of k2-fsa/OmniVoice, in {path.parent} or "
-                                                            f"{(files.roots()[0] / source.TOKENIZER).parent}",))
+        sound = files.find_checkpoint(codec, ogg.PUBLISHED_CODECS, download, on_progress, "codec", CODEC_FOLDERS)
+    roots = files.roots()
+    target = roots[0] / ogg.TOKENIZER
+
+    def text_tokenizer(rows: int) -> ogg_tokenizer.TextTokenizer | None:
+        places = [path.parent, *(root / folder for root in roots for folder in ("ogg", "omnivoice", "OmniVoice"))]
+        found = ogg.find_tokenizer(places, rows)
+        if found is None and download:
+            hub.fetch(ogg.PUBLISHED_TOKENIZER, target, on_progress)
+            found = ogg.find_tokenizer([target.parent], rows)
+        return found
+
+    opened = ogg.open_model(path, sound, content, text_tokenizer, (
+        f"tokenizer.json of k2-fsa/OmniVoice, in {path.parent} or {target.parent}",))
     return SpeechModel(opened, precision, _device(device))
 
 

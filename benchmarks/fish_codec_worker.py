@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import types
 from pathlib import Path
 
 import torch
+from harness import resident_bytes
 from safetensors.torch import save_file
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -33,15 +33,6 @@ def peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use now; 0 where the system does not tell."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(chosen: argparse.Namespace) -> dict:

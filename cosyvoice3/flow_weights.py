@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, shapes_of
 from .config import FLOW_ESTIMATOR, FLOW_LAYERS, FlowConfig
 from .flow import MelFlow
 
@@ -95,9 +95,6 @@ def measure(published: Shapes, source: str) -> FlowConfig:
 
 def _matching(shapes: Shapes, config: FlowConfig | None, source: str) -> FlowConfig:
     """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
-    try:
-        config = config or FlowConfig.from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}.") from problem
+    config = config or measured(FlowConfig.from_shapes, shapes, source, NAME)
     check_names(published_shapes(MelFlow(config, UNFILLED, "meta")), shapes, source, NAME)
     return config

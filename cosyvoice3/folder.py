@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, shapes_of
 from ..checkpoint import open_checkpoint
 from ..converted import cached
 from ..hub import Published
@@ -52,10 +52,7 @@ class _Reader:
         return self.module(self.config.from_shapes(shapes), operations, "meta")
 
     def check(self, shapes: Shapes, path: Path) -> Shapes:
-        try:
-            module = self.make(shapes, UNFILLED)
-        except (KeyError, ValueError, IndexError) as problem:
-            raise ValueError(f"{path}: not a whole file of {self.title}; looked for {problem}.") from problem
+        module = measured(lambda shapes: self.make(shapes, UNFILLED), shapes, str(path), self.title)
         check_names(shapes_of(module.state_dict()), shapes, str(path), self.title)
         return shapes
 

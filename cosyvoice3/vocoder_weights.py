@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, shapes_of
 from ..s3gen.config import VocoderConfig
 from ..s3gen.vocoder import RATES
 from ..s3gen.weights import NORMED, bare
@@ -79,9 +79,6 @@ def build(
 def _matching(published: Shapes, config: VocoderConfig | None, source: str) -> VocoderConfig:
     """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
     shapes = folded_shapes(bare(published, source))
-    try:
-        config = config or VocoderConfig.from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}.") from problem
+    config = config or measured(VocoderConfig.from_shapes, shapes, source, NAME)
     check_names(plain_shapes(CausalHiFT(config, UNFILLED, "meta")), shapes, source, NAME)
     return config

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, own, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, own, shapes_of
 from .config import TEXT_TABLE, LMConfig
 from .lm import SpeechLM
 
@@ -64,9 +64,6 @@ def measure(published: Shapes, source: str) -> LMConfig:
 
 def _matching(shapes: Shapes, config: LMConfig | None, source: str) -> LMConfig:
     """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
-    try:
-        config = config or LMConfig.from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}.") from problem
+    config = config or measured(LMConfig.from_shapes, shapes, source, NAME)
     check_names(own_shapes(SpeechLM(config, UNFILLED, "meta")), shapes, source, NAME)
     return config

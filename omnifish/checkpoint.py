@@ -1,7 +1,7 @@
 """OGG TTS on disk: its checkpoint, the Fish codec, and OmniVoice's tokenizer, as a model of parts."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -40,12 +40,14 @@ def belongs(names: Iterable[str]) -> str | None:
 
 
 def open_model(
-    path: Path, codec: Path | None, content: str = FULL, text_tokenizer: object = None, missing: tuple[str, ...] = (),
+    path: Path, codec: Path | None, content: str = FULL,
+    text_tokenizer: Callable[[int], tokenizer.TextTokenizer | None] = lambda rows: None, missing: tuple[str, ...] = (),
 ) -> Opened:
     """Measure both files; weights are read when a part is built.
 
-    codec: None where it is not needed. text_tokenizer: None where it is not there, ``missing`` being its files.
-    ``ValueError`` names the file and the first tensors that are missing, unexpected or of another shape.
+    codec: None where it is not needed. text_tokenizer: the one for a table of so many rows, or None where it is
+    not there, ``missing`` being its files. ``ValueError`` names the file and the first tensors that are missing,
+    unexpected or of another shape.
     """
     if content not in CONTENTS:
         raise ValueError(f"content: {content!r} is not one of {', '.join(CONTENTS)}.")
@@ -58,15 +60,16 @@ def open_model(
                                    config=config, source=source)
 
     parts = {"backbone": Part((path,), build, weights.DTYPES, torch.bfloat16)}
-    lacks = {} if text_tokenizer is not None else {"text": missing}
+    text = text_tokenizer(config.backbone.text_rows)
+    lacks = {} if text is not None else {"text": missing}
     if codec is None:
         lacks["codec"] = ("a codec, chosen in Load Speech Model",)
     else:
         codec_weights.measure(open_checkpoint(codec).shapes, str(codec))
         parts["codec"] = Part((codec,), lambda operations, dtype: codec_weights.load_codec(
             open_checkpoint(codec), operations=operations))
-    return Opened(FAMILY, source, FISH_44K, config, parts, lacks, text_tokenizer, reader=READER,
-                  write_prompt=None if text_tokenizer is None else pipeline.write)
+    return Opened(FAMILY, source, FISH_44K, config, parts, lacks, text, reader=READER,
+                  write_prompt=None if text is None else pipeline.write)
 
 
 def find_tokenizer(beside: Iterable[Path], rows: int) -> tokenizer.TextTokenizer | None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, own, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, own, shapes_of
 from ..checkpoint import Checkpoint
 from ..weight_norm import fold, folded_name, folded_shapes, unfolded_shapes
 from .codec import FishCodec
@@ -187,10 +187,7 @@ def _check_dtype(dtype: torch.dtype) -> None:
 def _matching(published: Shapes, quantizer_window: int | None, config: CodecConfig | None, source: str) -> CodecConfig:
     """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
     shapes = own_shapes(published, source)
-    try:
-        config = config or CodecConfig.from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}.") from problem
+    config = config or measured(CodecConfig.from_shapes, shapes, source, NAME)
     if quantizer_window is not None:
         config = replace(config, quantizer_transformer=replace(config.quantizer_transformer, window=quantizer_window))
     check_names(shapes_of(FishCodec(config, UNFILLED, "meta").state_dict()), shapes, source, NAME)
