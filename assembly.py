@@ -8,14 +8,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .products import KINDS, quick
+
 Shapes = Mapping[str, tuple[int, ...]]
 Config = TypeVar("Config")
 
 # torch's layers without their random start, which costs more than reading the weights.
-UNFILLED = SimpleNamespace(**{
-    kind.__name__: type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.LayerNorm, nn.Embedding)
-})
+UNFILLED = quick(SimpleNamespace(**{
+    kind: type(kind, (getattr(nn, kind),), {"reset_parameters": lambda self: None}) for kind in KINDS}))
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

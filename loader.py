@@ -28,6 +28,7 @@ from .omnifish import codec_demo
 from .omnifish import demo as ogg_demo
 from .omnifish import tokenizer as ogg_tokenizer
 from .parts import Opened, Part
+from .products import quick
 from .wires import MAKERS, Voice
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -185,7 +186,7 @@ class SpeechModel:
                                  "loaded; queue the loader again.")
             # Weights made in ComfyUI's inference mode could not be used outside it.
             with torch.inference_mode(False):
-                module = part.build(comfy.ops.disable_weight_init, self.dtype(name))
+                module = part.build(quick(comfy.ops.disable_weight_init), self.dtype(name))
             comfy.model_management.archive_model_dtypes(module)
             self._patchers[name] = comfy.model_patcher.CoreModelPatcher(
                 module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
