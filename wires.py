@@ -78,16 +78,29 @@ class SpeechPrompt:
                              "to Encode Speech Prompt and to this node.")
 
 
+@dataclass(frozen=True)
+class Made:
+    """How a sampler came to a piece: for reports alone, without effect on the sound."""
+    text: str                           # what it says
+    ended: str                          # "end" by the model itself, "loop" by the stop rule, "budget" cut there
+    retries: int = 0
+    redraws: tuple[int, ...] = ()       # frames of the piece whose id was drawn a second time
+    block: int = 0                      # frames that were decided together; 0 where they come one by one
+    seconds: float = 0.0                # that sampling took; rows of a batch share them
+
+
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Tokens spoken in one breath: ``ids`` (K, F) int64 on the CPU, then ``pause_s`` seconds of silence.
 
-    ``voice`` is the one that they were made for, or None. ``lead_s`` seconds of silence come before them.
+    ``voice`` is the one that they were made for, or None. ``lead_s`` seconds of silence come before them. ``made``
+    is None for tokens that were read from a recording.
     """
     ids: Tensor
     pause_s: float = 0.0
     voice: Voice | None = None
     lead_s: float = 0.0
+    made: Made | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.ids.shape)
