@@ -46,9 +46,10 @@ class Part:
         self.seconds: dict[str, float] = {}         # of parts of the last call
         self.results: dict[str, Tensor] = {}        # of the last call
 
-    def read(self, file: str) -> dict[str, Tensor]:
+    def open(self, file: str):
+        """A file of weights, as the checkout that is measured opens it."""
         from speechwright.checkpoint import open_checkpoint
-        return open_checkpoint(self.chosen.weights / f"{file}.safetensors").read()
+        return open_checkpoint(self.chosen.weights / f"{file}.safetensors")
 
 
 class Flow(Part):
@@ -56,7 +57,11 @@ class Flow(Part):
         super().__init__(chosen)
         from speechwright.cosyvoice3 import flow, flow_weights
         self.mels = flow.mels
-        self.network = flow_weights.build(self.read("flow"), dtype=DTYPES[chosen.precision])
+        dtype = DTYPES[chosen.precision]
+        if hasattr(flow_weights, "load"):       # which the first version has not
+            self.network = flow_weights.load(self.open("flow"), dtype=dtype)
+        else:
+            self.network = flow_weights.build(self.open("flow").read(), dtype=dtype)
         mels = self.network.config.mels
         self.ids = random_ids(chosen.tokens, 0)
         self.voice = (random_ids(chosen.prompt, 1), normal(2 * chosen.prompt, mels, seed=2),
@@ -73,7 +78,7 @@ class Vocoder(Part):
     def __init__(self, chosen: argparse.Namespace):
         super().__init__(chosen)
         from speechwright.cosyvoice3 import vocoder_weights
-        self.network = vocoder_weights.build(self.read("hift"))
+        self.network = vocoder_weights.build(self.open("hift").read())
         self.mel = normal(1, self.network.config.mels, 2 * chosen.tokens, seed=0)
 
     def run(self) -> None:
@@ -86,7 +91,7 @@ class Tokenizer(Part):
         from speechwright.assembly import UNFILLED, fill, shapes_of
         from speechwright.s3gen.config import TokenizerConfig
         from speechwright.s3gen.tokenizer import S3Tokenizer
-        state = self.read("speech_tokenizer_v3")
+        state = self.open("speech_tokenizer_v3").read()
         network = S3Tokenizer(TokenizerConfig.from_shapes(shapes_of(state)), UNFILLED, "meta")
         self.network = fill(network, state, lambda _: torch.float32, "the speech tokenizer")
         self.wave = recording(chosen.seconds, RATE_16K_HZ)
@@ -102,7 +107,7 @@ class Speaker(Part):
         from speechwright.s3gen.config import SpeakerConfig
         from speechwright.s3gen.features import fbank
         from speechwright.s3gen.speaker import CAMPPlus
-        state = self.read("campplus")
+        state = self.open("campplus").read()
         network = CAMPPlus(SpeakerConfig.from_shapes(shapes_of(state)), UNFILLED, "meta")
         self.network, self.fbank = fill(network, state, lambda _: torch.float32, "the speaker encoder"), fbank
         self.wave = recording(chosen.seconds, RATE_16K_HZ)

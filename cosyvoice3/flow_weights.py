@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, measured, shapes_of
+from ..assembly import UNFILLED, Shapes, check_names, fill, measured, own, shapes_of
+from ..checkpoint import Checkpoint
 from .config import FLOW_ESTIMATOR, FLOW_LAYERS, FlowConfig
 from .flow import MelFlow
 
@@ -25,6 +26,7 @@ INPUT = f"{FLOW_ESTIMATOR}input_embed."
 _COARSE = re.compile(r"\.(?:conv_pos_embed|attn|ff)\.")      # all else is float32 whatever the precision
 _LINE = re.compile(r"\.conv_pos_embed\.conv[12]\.0\.weight$")
 _QKV = re.compile(r"\.to_[qkv]\.(?=weight$|bias$)")
+_LAYER = re.compile(rf"{re.escape(FLOW_LAYERS)}\d+\.")
 
 
 def own_name(published: str) -> str | None:
@@ -49,7 +51,7 @@ def published_shapes(module: MelFlow) -> dict[str, tuple[int, ...]]:
 
 
 def adopt(state: Mapping[str, Tensor], mels: int) -> dict[str, Tensor]:
-    """The tensors of a whole published state dict by our names."""
+    """The tensors of a published state dict by our names; a layer's queries, keys and values have to be together."""
     tensors = {}
     for name, tensor in state.items():
         if _LINE.search(name):
@@ -77,15 +79,30 @@ def build(
     unless they change. ``ValueError`` names ``source`` and the first tensors that are missing,
     unexpected or of another shape.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"precision: {dtype} is not for {NAME}; it runs in float32 or bfloat16.")
+    _check_dtype(dtype)
     # Weights made in inference mode could not be used outside it.
     with torch.inference_mode(False):
         tensors = {name: tensor for name, tensor in state.items() if own_name(name)}
         config = _matching(shapes_of(tensors), config, source)
-        module = MelFlow(config, operations, "meta", dtype)
-        return fill(module, adopt(tensors, config.mels),
-                    lambda name: dtype if _COARSE.search(name) else torch.float32, source)
+        return _filled(config, adopt(tensors, config.mels), operations, dtype, source)
+
+
+def load(
+    checkpoint: Checkpoint, operations=UNFILLED, dtype: torch.dtype = torch.float32, config: FlowConfig | None = None,
+) -> MelFlow:
+    """``build`` of a file, in hardly more memory than the flow takes: each layer is joined before the next is read."""
+    _check_dtype(dtype)
+    source, layers = str(checkpoint.path), {}
+    for name in filter(own_name, checkpoint.shapes):
+        layer = _LAYER.match(name)
+        layers.setdefault(layer and layer[0], []).append(name)
+    config = _matching({name: checkpoint.shapes[name] for names in layers.values() for name in names}, config, source)
+    tensors: dict[str, Tensor] = {}
+    with torch.inference_mode(False):
+        for names in layers.values():
+            adopted = adopt(checkpoint.read(names), config.mels)
+            tensors.update((name, own(tensor, _dtype(name, dtype))) for name, tensor in adopted.items())
+        return _filled(config, tensors, operations, dtype, source)
 
 
 def measure(published: Shapes, source: str) -> FlowConfig:
@@ -98,3 +115,16 @@ def _matching(shapes: Shapes, config: FlowConfig | None, source: str) -> FlowCon
     config = config or measured(FlowConfig.from_shapes, shapes, source, NAME)
     check_names(published_shapes(MelFlow(config, UNFILLED, "meta")), shapes, source, NAME)
     return config
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"precision: {dtype} is not for {NAME}; it runs in float32 or bfloat16.")
+
+
+def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return dtype if _COARSE.search(name) else torch.float32
+
+
+def _filled(config: FlowConfig, tensors: Mapping[str, Tensor], operations, dtype: torch.dtype, source: str) -> MelFlow:
+    return fill(MelFlow(config, operations, "meta", dtype), tensors, lambda name: _dtype(name, dtype), source)

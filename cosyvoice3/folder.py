@@ -221,7 +221,7 @@ def _synthesis_3(flow: Path, hift: Path) -> Part:
 
     def build(operations, dtype: torch.dtype) -> nn.Module:
         return pipeline.Token2Wav(
-            flow_weights.build(open_checkpoint(flow).read(), operations, dtype, flow_config, str(flow)),
+            flow_weights.load(open_checkpoint(flow), operations, dtype, flow_config),
             vocoder_weights.build(open_checkpoint(hift).read(), operations, vocoder_config, str(hift)))
 
     return Part((flow, hift), build, flow_weights.DTYPES)

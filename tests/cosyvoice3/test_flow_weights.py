@@ -5,11 +5,12 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kit.flow import TABLE, flow_manifest, golden_flow_state, tiny_flow, tiny_flow_config, tiny_flow_state
 from kit.golden import manifest as s3gen_manifest
 from kit.lm import llm_manifest
-from speechwright.checkpoint import open_checkpoint
+from speechwright.checkpoint import Checkpoint, open_checkpoint
 from speechwright.cosyvoice3.config import FLOW_ESTIMATOR, FLOW_LAYERS, FlowConfig
 from speechwright.cosyvoice3.flow import MelFlow, mels
 from speechwright.cosyvoice3.flow_weights import (
@@ -17,6 +18,7 @@ from speechwright.cosyvoice3.flow_weights import (
     ROTARY,
     TELLTALE,
     build,
+    load,
     measure,
     own_name,
     published_shapes,
@@ -72,6 +74,37 @@ def test_nothing_is_copied_that_need_not_be():
         "input_embed.noisy.weight", "input_embed.known.weight", "input_embed.known.bias",
         "input_embed.conv_pos_embed.convN.N.weight"}
     assert not module.training and not any(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_a_file_is_read_layer_by_layer(tmp_path, monkeypatch, stored, dtype):
+    """Joining queries, keys and values of all layers at once took half as much memory again as the flow."""
+    state = {name: tensor.to(stored) for name, tensor in tiny_flow_state().items()}
+    save_file({**state, ROTARY: torch.ones(32)}, tmp_path / "flow.safetensors")
+    asked, read = [], Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda self, names: asked.append(list(names)) or read(self, names))
+    checkpoint = open_checkpoint(tmp_path / "flow.safetensors")
+    with torch.inference_mode():
+        module = load(checkpoint, dtype=dtype)
+    expected = build(state, dtype=dtype).state_dict()
+    assert module.state_dict().keys() == expected.keys()
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, expected[name]) and tensor.dtype == expected[name].dtype
+        assert tensor.stride() == expected[name].stride() and not tensor.is_inference(), name
+    assert sorted(sum(asked, [])) == sorted(state) and len(asked) == 1 + module.config.layers
+    for names in asked:
+        layers = {name.removeprefix(FLOW_LAYERS).split(".")[0] for name in names if name.startswith(FLOW_LAYERS)}
+        assert len(layers) == (1 if names[0].startswith(FLOW_LAYERS) else 0), names
+
+
+def test_a_file_that_does_not_fit_is_not_read(tmp_path, monkeypatch):
+    save_file(changed(f"{FLOW_LAYERS}1.attn.to_k.bias"), tmp_path / "flow.safetensors")
+    monkeypatch.setattr(Checkpoint, "read", lambda self, names: pytest.fail("read"))
+    with pytest.raises(ValueError, match=r"flow.safetensors: .*1 missing \(decoder.*blocks.1.attn.to_k.bias\)"):
+        load(open_checkpoint(tmp_path / "flow.safetensors"))
+    with pytest.raises(ValueError, match="float16 is not for CosyVoice3's flow"):
+        load(open_checkpoint(tmp_path / "flow.safetensors"), dtype=torch.float16)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
