@@ -43,7 +43,7 @@ class LoadModel(io.ComfyNode):
                                         "Fun-CosyVoice3-0.5B-2512, or some of them: nodes say what they miss. "
                                         "Apache-2.0 licence. Those that are not there yet need download."),
                             io.Combo.Input(
-                                "lm", options=list(folder.LMS), default=folder.BASE,
+                                "lm", options=list(folder.LMS), default=folder.BASE, optional=True,
                                 tooltip="Which language model: base (llm.pt), or RL (llm.rl.pt, CosyVoice3), which "
                                         "says words more exactly and is a little less like the voice."),
                         ]),
@@ -58,7 +58,7 @@ class LoadModel(io.ComfyNode):
                                         "drama3_codec.safetensors. Built with Fish Audio; its licence forbids some "
                                         "commercial use. none: where nothing is decoded or cloned."),
                             io.Combo.Input(
-                                "content", options=list(checkpoint.CONTENTS), default=checkpoint.FULL,
+                                "content", options=list(checkpoint.CONTENTS), default=checkpoint.FULL, optional=True,
                                 tooltip="semantic-only: speak without the depth decoder, roughly but intelligibly, "
                                         "where a checkpoint has another one."),
                         ]),

@@ -16,6 +16,7 @@ from kit.audio import BAD_AUDIO, UNSPEAKABLE, audio, good_audio, tone
 from speechwright import files, loader, nodes
 from speechwright.nodes.load import DEMO_OPTION, S3GEN_OPTION
 from speechwright.wires import FISH_44K, S3_V2, Piece, SpeechTokens
+from speechwright.workflows.runner.client import Refused
 
 NODES = asyncio.run(asyncio.run(nodes.comfy_entrypoint()).get_node_list())
 DEMO = {"family": DEMO_OPTION, "demo": "S3Gen"}
@@ -78,10 +79,10 @@ class TestSchemas:
                 continue
             assert parameters[given.id].default == getattr(given, "default", None), given.id
 
-    def test_only_the_loader_has_a_fingerprint(self, node):
+    def test_only_what_reads_files_has_a_fingerprint(self, node):
         """Pure nodes need none, and a wrong one means stale audio or needless work."""
         own = "fingerprint_inputs" in vars(node)
-        assert own == (node is nodes.LoadModel)
+        assert own == (node in (nodes.LoadModel, nodes.VoiceLibrary))
         assert not {"validate_inputs", "IS_CHANGED", "VALIDATE_INPUTS"} & vars(node).keys()
 
 
@@ -225,6 +226,22 @@ class TestConversion:
         model = run(nodes.LoadModel, DEMO | {"demo": "CosyVoice2"})
         with pytest.raises(ValueError, match="S3 Tokenize: the model is CosyVoice2 .* speech tokenizer is missing"):
             run(nodes.S3Tokenize, model, audio(speech()))
+
+
+@pytest.mark.parametrize(("option", "given"), [
+    ("CosyVoice", {"folder": "nowhere"}), ("OGG TTS", {"checkpoint": "nowhere.safetensors", "codec": "none"})])
+def test_what_a_family_has_a_default_for_may_be_left_out_over_the_interface(comfy, option, given):
+    """It passes validation, and only what is chosen is missing."""
+    graph = {"1": {"class_type": "SpeechwrightLoadModel", "inputs": {
+        "family": option, **{f"family.{name}": value for name, value in given.items()}}}}
+    graph["2"] = {"class_type": "SpeechwrightRASSampler", "inputs": {"model": ["1", 0], "seed": 0}}
+    graph["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 1]}}
+    with pytest.raises(Refused) as refused:
+        comfy.queue(graph)
+    told = [(error["type"], error["extra_info"]["input_name"])
+            for node in refused.value.answer["node_errors"].values() for error in node["errors"]]
+    assert ("required_input_missing", "prompt") in told
+    assert not [name for kind, name in told if kind == "required_input_missing" and name.startswith("family")]
 
 
 @pytest.mark.parametrize("family", [None, {}, {"family": "OGG"}])
