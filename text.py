@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, groupby
 
 _LINE_END = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 
@@ -22,6 +23,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffc\u3164\uffa0\ud800-\udfff\U000e0000-\U000e007f]")
 
+_HEAP = re.compile(r"[^\w\s]{64,}")         # so many accents in a row take normalize a time that grows as their square
 _JOINER = re.compile("[\u200c\u200d]")      # zero-width non-joiner, zero-width joiner
 _ZWJ = "\u200d"
 _VIRAMA = 9                                 # canonical combining class of the sign that Indic joiners follow
@@ -35,7 +37,7 @@ def clean(text: str) -> str:
     """
     text = _INVISIBLE.sub("", _LINE_END.sub("\n", text))
     text = _JOINER.sub(lambda match: match[0] if _joins(text, match.start()) else "", text)
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", _HEAP.sub(lambda match: _in_order(match[0]), text))
 
 
 def fold_name(name: str) -> str:
@@ -52,6 +54,14 @@ def _joins(text: str, index: int) -> bool:
     if any(unicodedata.bidirectional(c) == "AL" or unicodedata.combining(c) == _VIRAMA for c in sides):
         return True
     return text[index] == _ZWJ and _is_emoji(before) and _is_emoji(after)
+
+
+def _in_order(signs: str) -> str:
+    """Signs with the accents of each heap in the order of NFD, which leaves normalize nothing to move."""
+    parts = "".join(unicodedata.normalize("NFD", sign) for sign in signs)
+    heaps = (sorted(heap, key=unicodedata.combining) if accents else heap
+             for accents, heap in groupby(parts, lambda sign: unicodedata.combining(sign) > 0))
+    return "".join(chain.from_iterable(heaps))
 
 
 def _is_emoji(character: str) -> bool:
@@ -85,7 +95,7 @@ _OTHER_WAY = dict(zip("”»›", "”«‹"))     # how some languages use them
 _CLOSING = frozenset("".join(_PAIRS.values())) | _QUOTES
 
 _TAG = r"\[[^\[\]<>\n]{1,64}\]|<[^\[\]<>\n]{1,64}>"
-_NUMBER = r"\d+(?:[.,:\uff0e\uff1a]\d+)*"
+_NUMBER = r"\d+(?:[.,:\u066b\u066c\uff0e\uff1a]\d+)*"     # the Arabic marks of decimals and of thousands too
 _ATOM = re.compile(rf"{_TAG}|{_NUMBER}|\s+|.", re.DOTALL)
 _SIGN = re.compile(
     rf"(?P<tag>{_TAG})|{_NUMBER}|(?P<marks>[{re.escape(''.join(_MARKS))}]+)"
@@ -99,9 +109,12 @@ _ABBREVIATIONS = frozenset(
     "jan feb aug sept oct nov dec pp ed eds gov sen rep univ tel nº núm geb bd abs".split())
 
 
+_FILLERS = "\u115f\u1160"      # blank letters, which stay as they hold the place of a part of a Korean syllable
+
+
 def speakable(text: str) -> bool:
     """Whether there is a letter or a digit in it, of any script."""
-    return any(unicodedata.category(character)[0] in "LN" for character in text)
+    return any(unicodedata.category(character)[0] in "LN" and character not in _FILLERS for character in text)
 
 
 def closed(text: str) -> bool:
