@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,11 @@ CLIPPED_LEVEL = 0.9999          # the largest 16-bit sample is 0.99997
 CLIPPED_SHARE = 0.01            # even a sine at full scale stays below; a mastered recording far below
 MAX_KERNEL_ELEMENTS = 2**20     # 4 MB; the usual rates need at most 0.3 million, 44101 -> 24000 needs 10**9
 BLOCK_SAMPLES = 2**22           # resampled at a time, 95 s at 44.1 kHz: long recordings need little extra
+STILL_MS = 20                   # how long the stillest stretch is, at which a recording is cut
+TAIL_FRAME_MS = 10              # in which loudness is measured, two periods of the lowest voice
+TAIL_DB = -50.0                 # below a piece's loudest frame: an s at the end of a word is 30 to 40 below a vowel
+TAIL_S = 0.15                   # of silence that stays where speech goes on, as between sentences
+TAIL_BEFORE_PAUSE_S = 0.05      # and where a written pause follows: the last sound dies away
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +112,15 @@ def check_speech(clip: Clip, role: str, min_seconds: float) -> None:
                        role, level_dbfs)
 
 
+def still_sample(clip: Clip, start_s: float, end_s: float) -> int:
+    """Where to cut a recording of at least ``end_s``: the middle of the stillest 20 ms between the two times."""
+    start, end = int(start_s * clip.rate_hz), int(end_s * clip.rate_hz)
+    span = max(1, clip.rate_hz * STILL_MS // 1000)
+    step = max(1, span // 2)
+    energy = torch.nn.functional.avg_pool1d(clip.wave[start:end].square()[None], span, stride=step)[0]
+    return start + int(energy.argmin()) * step + span // 2
+
+
 def resample(wave: Tensor, from_hz: int, to_hz: int) -> Tensor:
     """(..., T) float at ``from_hz`` -> (..., T') at ``to_hz``; the same tensor when the rates are equal.
 
@@ -133,25 +147,22 @@ def to_comfy(waves: Sequence[Tensor], rate_hz: int) -> dict:
     """(T_i,) tensors -> AUDIO {"waveform": (B, 1, T) float32 CPU, "sample_rate"}, zero-padded to the longest.
 
     Samples beyond +-1 are clamped, with a warning: files cannot hold them. RuntimeError for NaN or infinity,
-    since that is a model's doing and not the user's.
+    since that is a model's doing and not the user's. A single row that is as it should be is handed over, not
+    copied.
     """
     if not waves:
         raise ValueError("there is no audio to return: 0 rows.")
     for index, wave in enumerate(waves):
         if wave.ndim != 1 or wave.shape[0] == 0:
             raise ValueError(f"audio row {index}: expected (samples,), at least 1, got {tuple(wave.shape)}.")
-    batch = torch.zeros(len(waves), 1, max(wave.shape[0] for wave in waves), dtype=torch.float32, device="cpu")
-    for index, wave in enumerate(waves):
-        row = batch[index, 0, :wave.shape[0]]
-        row.copy_(wave.detach())
-        low, high = row.aminmax()
-        peak = max(-float(low), float(high))
-        if not math.isfinite(peak):                                 # aminmax hands a NaN on
-            bad = int((~row.isfinite()).sum())
-            raise RuntimeError(f"audio row {index}: {bad} of {row.shape[0]} samples from the model are NaN "
-                               "or infinite; load it in fp32, or check its file and the settings.")
-        if peak > 1:
-            logger.warning("audio row %d peaks at %.3g and is clamped to 1.", index, peak)
+    rows = [wave.detach().to("cpu", torch.float32).contiguous() for wave in waves]
+    loud = [_check_row(row, index) for index, row in enumerate(rows)]
+    if len(rows) == 1:
+        batch = rows[0][None, None]
+        return {"waveform": batch.clamp(-1, 1) if loud[0] else batch, "sample_rate": int(rate_hz)}
+    batch = torch.zeros(len(rows), 1, max(row.shape[0] for row in rows), dtype=torch.float32, device="cpu")
+    for place, row in zip(batch[:, 0], rows):
+        place[: row.shape[0]] = row
     return {"waveform": batch.clamp_(-1, 1), "sample_rate": int(rate_hz)}
 
 
@@ -172,21 +183,42 @@ def join(waves: Sequence[Tensor], pauses_s: Sequence[float], rate_hz: int, fade_
     gaps = [_pause_samples(pause, rate_hz) for pause in pauses_s] + [0] * (len(waves) - len(pauses_s))
     if len(waves) == 1 and gaps == [0]:
         return waves[0]
-    fade = round(fade_ms * rate_hz / 1000)
-    last = len(waves) - 1
-    parts = []
-    for index, (wave, gap) in enumerate(zip(waves, gaps)):
-        parts.append(_faded(wave, fade, rises=index > 0, falls=index < last or gap > 0))
-        parts.append(wave.new_zeros(gap))
-    return torch.cat(parts)
+    return _laid(waves, gaps, 0, sum(wave.shape[0] for wave in waves), round(fade_ms * rate_hz / 1000))
 
 
-def join_row(waves: Sequence[Tensor], pieces: Sequence, rate_hz: int, fade_ms: float) -> Tensor:
-    """Pieces of speech (T_i,) with the silence before and behind each (``lead_s``, ``pause_s``) -> (T,)."""
+def join_row(waves: Iterable[Tensor], pieces: Sequence, rate_hz: int, fade_ms: float, most: int) -> Tensor:
+    """Pieces of speech (T_i,) with the silence before and behind each (``lead_s``, ``pause_s``) -> (T,).
+
+    Joined as by ``join``, after what is silent at the end of a piece has gone where another piece or a pause
+    follows, see ``without_tail``: the row ends as its last piece does, and a single piece comes back as it is.
+    ``waves``, of ``most`` samples in all, may be made one by one, and are let go of when they stand in the row.
+    """
     before = [piece.lead_s for piece in pieces]
-    after = [piece.pause_s + lead_s for piece, lead_s in zip(pieces, [*before[1:], 0.0])]
-    wave = join(waves, after, rate_hz, fade_ms)
-    return torch.cat((wave.new_zeros(_pause_samples(before[0], rate_hz)), wave)) if before[0] else wave
+    gaps = [_pause_samples(piece.pause_s + lead_s, rate_hz) for piece, lead_s in zip(pieces, [*before[1:], 0.0])]
+    lead, last = _pause_samples(before[0], rate_hz), len(pieces) - 1
+    if last == lead == gaps[0] == 0:
+        wave, = waves
+        return wave
+    kept = (without_tail(wave, rate_hz, TAIL_BEFORE_PAUSE_S if gap else TAIL_S) if gap or index < last else wave
+            for index, (wave, gap) in enumerate(zip(waves, gaps)))
+    return _laid(kept, gaps, lead, most, round(fade_ms * rate_hz / 1000))
+
+
+def without_tail(wave: Tensor, rate_hz: int, keep_s: float) -> Tensor:
+    """(T,) without the silence at its end but for ``keep_s`` seconds of it; all of a piece that is silent alone.
+
+    Silent is what lies ``TAIL_DB`` below the loudest frame of the piece, or below what can be heard at all. The
+    frame in which the last sound ends counts as sound.
+    """
+    frame = max(1, rate_hz * TAIL_FRAME_MS // 1000)
+    centred = wave - wave.mean() if wave.shape[0] else wave         # a constant offset is no sound
+    energy = torch.nn.functional.pad(centred.square(), (0, -wave.shape[0] % frame)).view(-1, frame).sum(dim=1)
+    audible = frame * 10 ** (SILENCE_DBFS / 10)
+    if not wave.shape[0] or not float(energy.max()) > audible:
+        return wave
+    floor = max(audible, float(energy.max()) * 10 ** (TAIL_DB / 10))
+    end = frame * (1 + int((energy > floor).nonzero()[-1]))
+    return wave[: end + round(keep_s * rate_hz)]
 
 
 def _entry(audio: Mapping, key: str, role: str) -> object:
@@ -263,6 +295,33 @@ def _resample_polyphase(wave: Tensor, o: int, n: int) -> Tensor:
 
     out = resample_poly(wave.detach().cpu().numpy(), n, o, axis=-1)
     return torch.from_numpy(out).to(wave)
+
+
+def _check_row(row: Tensor, index: int) -> bool:
+    """Whether a row has samples beyond +-1, which is logged."""
+    low, high = row.aminmax()
+    peak = max(-float(low), float(high))
+    if not math.isfinite(peak):                                     # aminmax hands a NaN on
+        bad = int((~row.isfinite()).sum())
+        raise RuntimeError(f"audio row {index}: {bad} of {row.shape[0]} samples from the model are NaN "
+                           "or infinite; load it in fp32, or check its file and the settings.")
+    if peak > 1:
+        logger.warning("audio row %d peaks at %.3g and is clamped to 1.", index, peak)
+    return peak > 1
+
+
+def _laid(waves: Iterable[Tensor], gaps: Sequence[int], lead: int, most: int, fade: int) -> Tensor:
+    """Pieces (T_i,), of ``most`` samples in all, behind ``lead`` samples of silence and with gaps behind -> (T,)"""
+    last, row, end = len(gaps) - 1, None, lead
+    for index, (wave, gap) in enumerate(zip(waves, gaps)):
+        if row is None:
+            row = wave.new_empty(lead + most + sum(gaps))           # memory counts where it is written to
+            row[:lead] = 0
+        behind = end + wave.shape[0]
+        row[end:behind] = _faded(wave, fade, rises=index > 0, falls=index < last or gap > 0)
+        end = behind + gap
+        row[behind:end] = 0
+    return row[:end]
 
 
 def _pause_samples(pause_s: float, rate_hz: int) -> int:

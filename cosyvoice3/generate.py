@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -85,12 +86,15 @@ class Take:
     ids: int64 (F,) on the CPU, fit for the flow: without end ids, loops and the rest of long silences.
     ended: "end" by the model itself, "loop" by the rule against loops, "budget" where its tokens ran out.
     sampled: tokens drawn, those left out of ``ids`` included. redraws: how often the second draw counted.
+    redrawn: the places in ``ids`` at which it did. took: seconds for all attempts, those of a batch together.
     """
     ids: Tensor
     ended: str
     redraws: int
     sampled: int
     retries: int
+    redrawn: tuple[int, ...] = ()
+    took: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -103,14 +107,20 @@ class _Row:
     """One row of a batch while it is decoded."""
 
     index: int      # of its prompt
+    total: int      # prompts
+    seed: int
     retry: int
     least: int      # tokens before which it may not end
     budget: int     # tokens at which it is cut
     guard: Guard | None
     ids: list[int] = field(default_factory=list)    # with a guard, its own
     ended: str = ""
-    redraws: int = 0
+    redrawn: list[bool] = field(default_factory=list)   # for each token drawn, of which ``ids`` are the first
     sampled: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"piece {self.index + 1} of {self.total}"
 
     def __post_init__(self) -> None:
         if self.guard is not None:
@@ -118,7 +128,7 @@ class _Row:
 
     def hear(self, token: int, redrawn: bool, vocabulary: int) -> None:
         """Take in what was drawn."""
-        self.redraws += redrawn
+        self.redrawn.append(redrawn)
         if token >= vocabulary:
             self.ended = END
             return
@@ -133,21 +143,26 @@ class _Row:
                 trim_at_budget(self.ids)
 
 
-def report(texts: Sequence[str], takes: Sequence[Take]) -> str:
-    """A line for each piece: how long it is, how it ended, and what it took."""
+def report(texts: Sequence[str], takes: Sequence[Take | None]) -> str:
+    """A line for each piece that there is: how long it is, how it ended, and what it took."""
     return "\n".join(
         f"piece {number} of {len(takes)}: {len(take.ids)} tokens, {take.seconds:.2f} s, {take.redraws} redraws, "
         f"ended by {ENDINGS[take.ended]}, {take.retries} retries: {text}"
-        for number, (text, take) in enumerate(zip(texts, takes), 1))
+        for number, (text, take) in enumerate(zip(texts, takes), 1) if take is not None)
 
 
 def cap_pauses(ids: list[int], cap: int) -> list[int]:
     """``ids`` with at most ``cap`` silent ones in a row; 0 leaves them as they are."""
+    return [ids[place] for place in _within_cap(ids, cap)]
+
+
+def _within_cap(ids: list[int], cap: int) -> list[int]:
+    """The places of those ids."""
     kept, run = [], 0
-    for token in ids:
+    for place, token in enumerate(ids):
         run = run + 1 if token in SILENT_IDS else 0
         if not cap or run <= cap:
-            kept.append(token)
+            kept.append(place)
     return kept
 
 
@@ -160,21 +175,22 @@ def limits(text_ids: int, options: SamplingOptions) -> tuple[int, int]:
 @torch.no_grad()
 def decode(
     lm: SpeechLM, prompts: list[Prompt], seeds: list[int], options: SamplingOptions | None = None,
-    on_token: OnToken | None = None, device: torch.device | str = "auto",
+    on_token: OnToken | None = None, device: torch.device | str = "auto", texts: Sequence[str] = (),
 ) -> list[Take]:
     """Speak every prompt with the seed that stands beside it, any integer modulo 2**64.
 
     Rows are decoded together as far as their caches fit into ``GROUP_BYTES``. ``on_token(done, likely)`` counts
     steps, each of which draws a token of every such row, and may raise to cancel; in the end both are equal.
-    ``ValueError`` for a prompt that cannot be spoken, and where nothing was said.
+    ``ValueError`` for a prompt that cannot be spoken, and for a piece that says nothing or whose scores are unsound;
+    it tells of the pieces that are done as ``report`` does, with their ``texts``.
     """
     options = options or SamplingOptions()
     device = next(lm.parameters()).device if device in (None, "auto") else torch.device(device)
     _check(lm, prompts, seeds, options)
     rows: dict[int, _Row] = {}
-    pending, done = list(range(len(prompts))), 0
+    pending, done, took = list(range(len(prompts))), 0, [0.0] * len(prompts)
     for retry in range(options.retries + 1):
-        again = [_Row(index, retry, *limits(len(prompts[index].text_ids), options),
+        again = [_Row(index, len(prompts), seeds[index], retry, *limits(len(prompts[index].text_ids), options),
                       Guard() if options.stop_on_loop else None) for index in pending]
         if not again:
             break
@@ -187,21 +203,40 @@ def decode(
                     on_token(before + steps, before + max(left, steps + 1))
 
             embedded = [_embed(lm, prompts[row.index], device) for row in batch]
-            folded = [fold_seed(seeds[row.index], retry=retry) for row in batch]
-            done += _decode_batch(lm, batch, embedded, folded, options, heard, device)
+            folded = [fold_seed(row.seed, retry=retry) for row in batch]
+            began = time.perf_counter()
+            try:
+                done += _decode_batch(lm, batch, embedded, folded, options, heard, device)
+            except ValueError as error:
+                raise ValueError(f"{error}{_done(lm, [*rows.values(), *again], texts, options)}") from error
+            for row in batch:
+                took[row.index] += time.perf_counter() - began
         # One copy of a loop is better than nothing at all.
         rows.update((row.index, row) for row in again
                     if row.ids or row.index not in rows or not rows[row.index].ids)
         failed = [row for row in again if row.ended == LOOP or not row.ids]
         for row in failed:
             logger.warning(
-                "Piece %d of %d %s after %d tokens with seed %d%s.", row.index + 1, len(prompts),
-                "fell into a loop" if row.ended == LOOP else "ended", row.sampled, seeds[row.index],
+                "%s %s after %d tokens with seed %d%s.", row.name.capitalize(),
+                "fell into a loop" if row.ended == LOOP else "ended", row.sampled, row.seed,
                 "; it is drawn anew" if retry < options.retries else "")
         pending = [row.index for row in failed]
     if on_token is not None:
         on_token(done, done)
-    return [_take(lm, rows[index], seeds[index], len(prompts), options) for index in range(len(prompts))]
+    silent = [row for row in rows.values() if not row.ids]
+    if silent:
+        row, *others = sorted(silent, key=lambda row: row.index)
+        also = f" So did {', '.join(other.name for other in others)}." if others else ""
+        raise ValueError(
+            f"speech tokens: {row.name} ended before its first token with seed {row.seed}, {row.retry + 1} times."
+            f"{also} Text of signs alone, a transcript that is not that of the recording, or a language that the model "
+            f"does not speak do this: mend them, try another seed, or raise min_ratio."
+            f"{_done(lm, rows.values(), texts, options)}")
+    for row in rows.values():
+        if row.ended == BUDGET:
+            logger.warning("%s found no end in %d tokens and was cut there. See whether the transcript is that of the "
+                           "recording, or try another seed.", row.name.capitalize(), row.sampled)
+    return [_take(lm, rows[index], options, took[index]) for index in range(len(prompts))]
 
 
 def working_bytes(config: LMConfig, itemsize: int, prompts: Sequence[Prompt], options: SamplingOptions) -> int:
@@ -267,10 +302,10 @@ def _decode_batch(
         blocked = (step < least)[:, None] & ends
         drawn, redrawn = ras_draw(logits, step=step, history=history, blocked=blocked, **setting)
         fetched = torch.stack((drawn, redrawn.long(), drawable(logits, blocked).long()), dim=1).tolist()
-        for row, (token, again, sound) in zip(rows, fetched):
+        for number, (row, (token, again, sound)) in enumerate(zip(rows, fetched)):
             if not row.ended:
                 if not sound:
-                    check_logits(logits, blocked)
+                    _refuse(row, logits[number : number + 1], blocked[number : number + 1])
                 row.hear(token, bool(again), ids.vocabulary)
         heard(count)
         if all(row.ended for row in rows):
@@ -312,14 +347,24 @@ def _check(lm: SpeechLM, prompts: list[Prompt], seeds: list[int], options: Sampl
             raise ValueError(f"speech prompt: id {wrong[0]} of piece {number}; speech ids are 0..{vocabulary - 1}.")
 
 
-def _take(lm: SpeechLM, row: _Row, seed: int, total: int, options: SamplingOptions) -> Take:
-    if not row.ids:
-        raise ValueError(
-            f"speech tokens: piece {row.index + 1} of {total} ended before its first token with seed {seed}, "
-            f"{row.retry + 1} times. Text of signs alone, a transcript that is not that of the recording, or a "
-            "language that the model does not speak do this: mend them, try another seed, or raise min_ratio.")
-    if row.ended == BUDGET:
-        logger.warning("Piece %d of %d found no end in %d tokens and was cut there. See whether the transcript is "
-                       "that of the recording, or try another seed.", row.index + 1, total, row.sampled)
-    ids = cap_pauses(row.ids, options.pause_cap) if lm.config.version == 3 else row.ids
-    return Take(torch.tensor(ids), row.ended, row.redraws, row.sampled, row.retry)
+def _refuse(row: _Row, logits: Tensor, blocked: Tensor) -> None:
+    try:
+        check_logits(logits, blocked)
+    except ValueError as error:
+        raise ValueError(f"{row.name}: {error}") from error
+
+
+def _done(lm: SpeechLM, rows: Collection[_Row], texts: Sequence[str], options: SamplingOptions) -> str:
+    """What an error says of the pieces that have become speech."""
+    spoken = {row.index: _take(lm, row, options) for row in rows if row.ended and row.ids}
+    if not spoken:
+        return ""
+    total = next(iter(rows)).total
+    return "\nDone without it:\n" + report(texts or [""] * total, [spoken.get(index) for index in range(total)])
+
+
+def _take(lm: SpeechLM, row: _Row, options: SamplingOptions, took: float = 0.0) -> Take:
+    kept = _within_cap(row.ids, options.pause_cap if lm.config.version == 3 else 0)
+    ids, redrawn = [row.ids[place] for place in kept], [row.redrawn[place] for place in kept]
+    return Take(torch.tensor(ids), row.ended, sum(row.redrawn), row.sampled, row.retry,
+                tuple(place for place, again in enumerate(redrawn) if again), took)

@@ -6,7 +6,7 @@ from comfy_api.latest import io
 from ..cosyvoice3 import generate
 from ..omnifish import pipeline
 from ..s3gen.pipeline import TOKENS_PER_SECOND
-from ..wires import Piece, SpeechTokens
+from ..wires import Made, Piece, SpeechTokens
 from .common import (
     CATEGORY,
     MAX_SEED,
@@ -89,16 +89,17 @@ class RASSampler(io.ComfyNode):
         options = generate.SamplingOptions(
             temperature=temperature, top_p=top_p, top_k=top_k, window=window, tau=tau, min_ratio=min_ratio,
             max_ratio=max_ratio, stop_on_loop=stop_on_loop, pause_cap=cap_pauses, retries=retries)
-        prompts = [piece.content for piece in prompt.pieces]
+        prompts, texts = [piece.content for piece in prompt.pieces], [piece.text for piece in prompt.pieces]
         room = generate.working_bytes(model.config, model.dtype("lm").itemsize, prompts, options)
         with model.loaded("lm", room) as lm:
             takes = generate.decode(
                 lm, prompts, [seed + index for index in range(len(prompts))], options,
-                progress_and_interrupt(TOKENS_PER_REPORT), model.device)
-        pieces = tuple(Piece(take.ids[None], piece.pause_s, piece.voice, piece.lead_s)
+                progress_and_interrupt(TOKENS_PER_REPORT), model.device, texts)
+        pieces = tuple(Piece(take.ids[None], piece.pause_s, piece.voice, piece.lead_s, Made(
+            piece.text, take.ended, take.retries, take.redrawn, seconds=take.took))
                        for piece, take in zip(prompt.pieces, takes))
         return io.NodeOutput(SpeechTokens(model.token_kind, TOKENS_PER_SECOND, (pieces,)),
-                             generate.report([piece.text for piece in prompt.pieces], takes))
+                             generate.report(texts, takes))
 
 
 class BlockDiffusionSampler(io.ComfyNode):
@@ -156,6 +157,9 @@ class BlockDiffusionSampler(io.ComfyNode):
                     "continue_from", optional=True,
                     tooltip="Codes that the speech begins with and goes on from, such as those of another run; the "
                             "prompt's text has to begin with what they say. Whole blocks count."),
+                io.Boolean.Input(
+                    "stop_on_loop", default=options.stop_on_loop, optional=True, advanced=True,
+                    tooltip="Stop a piece that goes round in circles, and draw it anew, once."),
             ],
             outputs=[
                 SpeechTokensType.Output(display_name="tokens", tooltip="Codes of the Fish codec, fish-44k."),
@@ -169,11 +173,11 @@ class BlockDiffusionSampler(io.ComfyNode):
     def execute(cls, model, prompt, seed: int, steps: int = 6, cfg: float = 1.5, temperature: float = 0.8,
                 max_seconds: float = 0.0, block: int = 16, min_seconds: float = 0.0, mtp_rounds: int = 4,
                 mtp_temperature: float = 0.0, mtp_top_k: int = 0, full_context: bool = True,
-                continue_from=None) -> io.NodeOutput:
+                continue_from=None, stop_on_loop: bool = True) -> io.NodeOutput:
         model.require("Block Diffusion Sampler", "backbone")
         prompt.require(model.family, "Block Diffusion Sampler")
         options = pipeline.Options(steps, cfg, temperature, max_seconds, block, min_seconds, mtp_rounds,
-                                   mtp_temperature, mtp_top_k, full_context)
+                                   mtp_temperature, mtp_top_k, full_context, stop_on_loop)
         beginning = None
         if continue_from is not None:
             continue_from.require(model.token_kind, "Block Diffusion Sampler")
@@ -183,7 +187,8 @@ class BlockDiffusionSampler(io.ComfyNode):
                 model.config, options, prompt.pieces, dtype.itemsize)) as network:
             takes = pipeline.sample(network, model.text_tokenizer, prompt.pieces, seed, options, beginning,
                                     progress_and_interrupt(), model.device)
-        pieces = tuple(Piece(take.codes, piece.pause_s, piece.voice, piece.lead_s)
+        pieces = tuple(Piece(take.codes, piece.pause_s, piece.voice, piece.lead_s, Made(
+            piece.text, take.ended, take.retries, block=block, seconds=take.took))
                        for piece, take in zip(prompt.pieces, takes))
         return io.NodeOutput(SpeechTokens(model.token_kind, pipeline.FRAMES_PER_SECOND, (pieces,)),
                              pipeline.report([piece.text for piece in prompt.pieces], takes))

@@ -1,24 +1,29 @@
 """From what the nodes hold to audio: ``write`` a prompt, ``sample`` it block by block, ``decode`` its codes.
 
-A text is spoken in pieces, each of which sees its neighbours' words without speaking them; a scene with several
-voices is spoken at once, since they belong to what the model sees.
+A text is spoken in pieces, each of which sees its neighbours' words without speaking them. A scene with several
+voices is spoken at once, since they belong to what the model sees; a long one in parts between turns, each of which
+sees all voices, and its neighbours' words as a piece does.
 """
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from .. import script
+from .. import repetition, script
 from ..audio import Clip, join_row, resample
 from ..request import Request, Turn, turns
 from ..text import clean, speakable, split
-from ..wires import PromptPiece, SpeechTokens, Voice
+from ..wires import Piece, PromptPiece, SpeechTokens, Voice
 from .codec import FishCodec
 from .codec_config import FRAME_SAMPLES, SAMPLE_RATE_HZ
+from .config import NUM_CODEBOOKS
 from .generate import blocks_cached, speech_frames
 from .markup import dialogue_text
 from .model import OmniFish
@@ -28,12 +33,19 @@ from .tokenizer import TextTokenizer
 FRAMES_PER_SECOND = SAMPLE_RATE_HZ / FRAME_SAMPLES
 LANGUAGES = ("en", "pl", "es", "de", "ru", "fr", "pt", "it")
 PIECE_CHARACTERS = 300          # that are spoken at once, about 20 s
+# OmniVoice, from which the model was trained, speaks no more than 30 s at once. Keys and values, for which there is
+# room at twice that, then take half a gigabyte, and every block looks at all of them.
+SCENE_CHARACTERS = 400          # of a scene, names included, about 30 s
 CONTEXT_CHARACTERS = 120        # of a neighbour's sentence
 CONTEXT_SENTENCES = 2           # on each side, as in training
 PIECE_PROGRESS = 1000           # that a piece counts for, as nobody knows when it will end
-RETRY_SEED = 0x9E3779B97F4A7C15     # added to the seed of a piece that said nothing
+ATTEMPTS = 2                    # at a piece that says nothing, or loops
+RETRY_SEED = 0x9E3779B97F4A7C15     # added to its seed in the second
+END, LOOP, BUDGET = "end", "loop", "budget"
+ENDINGS = {END: "its end id", LOOP: "the stop rule against loops", BUDGET: "its budget of frames"}
 
 OnProgress = Callable[[int, int], None]
+Line = tuple[str, str]      # who speaks, and what
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +79,21 @@ class Options:
     mtp_temperature: float = 0.0
     mtp_top_k: int = 0
     full_context: bool = True
+    stop_on_loop: bool = True       # end where semantic ids repeat, see ``repetition``
 
 
 @dataclass(frozen=True, eq=False)
 class Take:
-    """What one piece became: codes int64 (K, F) on the CPU, and whether the model ended it by itself."""
+    """What one piece became: codes int64 (K, F) on the CPU.
+
+    ended: "end" by the model itself, "loop" by the rule against loops, "budget" where its frames ran out. took:
+    seconds for all attempts.
+    """
 
     codes: Tensor
-    ended: bool
-    retries: int
+    ended: str
+    retries: int = 0
+    took: float = 0.0
 
 
 def encode_voice(codec: FishCodec, clip: Clip, device: torch.device, on_chunk: OnProgress | None = None) -> Tensor:
@@ -144,9 +162,9 @@ def _texts(
 def _scenes(
     request: Request, found: list[Turn], hear: Callable[[Voice], Tensor],
 ) -> tuple[list[PromptPiece], str]:
-    """Turns of several voices are one scene, up to the next pause."""
+    """Turns of several voices are one scene, up to the next pause or to what is spoken at once."""
     voices = request.voices
-    scenes: list[tuple[list[tuple[str, str]], float]] = [([], 0.0)]
+    scenes: list[tuple[list[Line], float]] = [([], 0.0)]
     lead_s = 0.0
     for turn in found:
         for part, pause_s in script.pauses(turn.words):
@@ -158,17 +176,42 @@ def _scenes(
             if pause_s:
                 scenes[-1] = (scenes[-1][0], scenes[-1][1] + pause_s)
                 scenes.append(([], 0.0))
-    scenes = [scene for scene in scenes if scene[0]]
+    parts: list[tuple[list[Line], float]] = []
+    for lines, pause_s in filter(itemgetter(0), scenes):
+        *others, last = [lines] if request.whole else _parts(lines, request.limit or SCENE_CHARACTERS)
+        parts += [*((other, 0.0) for other in others), (last, pause_s)]
     cast = tuple((voice.name, clean(voice.transcript).strip(), hear(voice)) for voice in voices) or None
+    around = [_sentences(clean(request.before)), *(_heard(lines) for lines, _ in parts),
+              _sentences(clean(request.after))]
     pieces = []
-    for index, (lines, pause_s) in enumerate(scenes):
-        before = _sentences(clean(request.before)) if not index else ()
-        after = _sentences(clean(request.after)) if index + 1 == len(scenes) else ()
-        content = Scene(dialogue_text(lines), request.language or LANGUAGES[0], before=before, after=after,
+    for (lines, pause_s), before, after in zip(parts, around, around[2:]):
+        content = Scene(dialogue_text(lines), request.language or LANGUAGES[0],
+                        before=before[-CONTEXT_SENTENCES:], after=after[:CONTEXT_SENTENCES],
                         speaker=None if cast else SCENE, quality=request.quality or None, voices=cast)
         spoken = " ".join(f"{name}: {words}" for name, words in lines)
-        pieces.append(PromptPiece(spoken, content, pause_s, voices[0] if voices else None, 0.0 if index else lead_s))
+        pieces.append(PromptPiece(spoken, content, pause_s, voices[0] if voices else None, 0.0 if pieces else lead_s))
     return pieces, "\n".join(f"{number}. {piece.text}" for number, piece in enumerate(pieces, 1))
+
+
+def _parts(lines: Sequence[Line], limit: int) -> list[list[Line]]:
+    """A scene in parts of at most ``limit`` characters, between turns; a turn that has more goes on in the next."""
+    parts: list[list[Line]] = []
+    size = limit
+    for name, words in lines:
+        room = max(1, limit - len(name) - 2)
+        for piece in filter(speakable, split(words, room, len)) if len(words) > room else [words]:
+            piece = " ".join(piece.split())
+            if size + len(name) + len(piece) + 2 > limit:
+                parts.append([])
+                size = 0
+            parts[-1].append((name, piece))
+            size += len(name) + len(piece) + 2
+    return parts
+
+
+def _heard(lines: Sequence[Line]) -> tuple[str, ...]:
+    """The sentences of a part, as its neighbours see them."""
+    return tuple(sentence for _, words in lines for sentence in _sentences(words))
 
 
 def _sentences(text: str) -> tuple[str, ...]:
@@ -185,59 +228,93 @@ def sample(
 
     beginning: codes (K, F) that the one piece goes on from, and that its result begins with. on_progress: called
     at every step with what is done of what may be to do, and may raise to cancel. ``ValueError`` where nothing
-    was said, twice.
+    was said, twice, or scores are unsound; it names the piece and tells of those that are done, as ``report`` does.
     """
     options = options or Options()
     if beginning is not None and len(pieces) != 1:
         raise ValueError(f"continue_from: the prompt has {len(pieces)} pieces, and one can go on from a beginning; "
                          "switch `keep_whole` on in Encode Speech Prompt, or shorten the text.")
-    takes = [_speak(model, tok, piece, index, len(pieces), seed + index, options, beginning, on_progress, device)
-             for index, piece in enumerate(pieces)]
+    texts, takes, whole = [piece.text for piece in pieces], [], len(pieces) * PIECE_PROGRESS
+    for index, piece in enumerate(pieces):
+        reached = before = index * PIECE_PROGRESS
+
+        def told(done: int, total: int, before: int = before) -> None:
+            nonlocal reached
+            reached = max(reached, before + PIECE_PROGRESS * done // total)     # the same again in a second attempt
+            if on_progress is not None:
+                on_progress(reached, whole)
+
+        try:
+            takes.append(_speak(model, tok, piece.content, f"piece {index + 1} of {len(pieces)}", seed + index, options,
+                                beginning, told, device))
+        except ValueError as error:
+            if not takes:
+                raise
+            raise ValueError(f"{error}\nDone before it:\n{report(texts, takes)}") from error
     if on_progress is not None:
-        on_progress(len(pieces) * PIECE_PROGRESS, len(pieces) * PIECE_PROGRESS)
+        on_progress(whole, whole)
     return takes
 
 
-def _speak(model, tok, piece: PromptPiece, index: int, count: int, seed: int, options: Options, beginning, on_progress,
-           device) -> Take:
-    scene: Scene = piece.content
-    most = round(options.max_seconds * FRAMES_PER_SECOND) or None
+def _speak(model, tok, scene: Scene, name: str, seed: int, options: Options, beginning: Tensor | None,
+           told: OnProgress, device) -> Take:
+    """One piece, once more where it loops or nothing is said; ``ValueError`` where that is so again."""
+    began, best = time.perf_counter(), None
+    for retry in range(ATTEMPTS):
+        take = _attempt(model, tok, scene, name, seed + retry * RETRY_SEED, options, beginning, told, device)
+        spoken = take.codes.shape[1]
+        # One copy of a loop is better than nothing at all.
+        if spoken or best is None:
+            best = replace(take, retries=retry)
+        if spoken and take.ended != LOOP:
+            break
+        logger.warning("%s %s with seed %d%s.", name.capitalize(), f"fell into a loop after {spoken} frames"
+                       if spoken else "ended before its first frame", seed,
+                       "; it is drawn anew" if retry + 1 < ATTEMPTS else "")
+    if not best.codes.shape[1]:
+        raise ValueError(f"speech tokens: {name} ended before its first frame with seed {seed}, twice. Raise "
+                         "min_seconds, try another seed, or see whether the transcript is that of the recording.")
+    if best.ended == BUDGET:
+        logger.warning("%s found no end in %.1f s and was cut there.", name.capitalize(),
+                       best.codes.shape[1] / FRAMES_PER_SECOND)
+    return replace(best, took=time.perf_counter() - began)
 
-    def told(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress(index * PIECE_PROGRESS + PIECE_PROGRESS * done // total, count * PIECE_PROGRESS)
 
-    for retry in range(2):
-        clean_ids = codes = None
-        for clean_ids, codes in blocks_cached(  # noqa: B007, the last of them counts
-                model, tok, scene.prompt_codes, scene.prompt_text, scene.text, scene.lang, options.block, options.steps,
-                options.cfg, options.temperature, most, seed + retry * RETRY_SEED, scene.before, scene.after,
-                scene.speaker, scene.quality, options.mtp_temperature, options.mtp_top_k, options.mtp_rounds,
-                options.full_context, scene.voices, round(options.min_seconds * FRAMES_PER_SECOND),
-                target_prefix=beginning, on_step=told, device=device):
-            pass
-        if codes is not None and codes.shape[1]:
-            ended = speech_frames(clean_ids, model.config.ids.end) < len(clean_ids)
-            if not ended:
-                logger.warning("Piece %d of %d found no end in %.1f s and was cut there.", index + 1, count,
-                               codes.shape[1] / FRAMES_PER_SECOND)
-            return Take(codes, ended, retry)
-        logger.warning("Piece %d of %d ended before its first frame with seed %d%s.", index + 1, count, seed,
-                       "" if retry else "; it is drawn anew")
-    raise ValueError(f"speech tokens: piece {index + 1} of {count} ended before its first frame with seed {seed}, "
-                     "twice. Raise min_seconds, try another seed, or see whether the transcript is that of the "
-                     "recording.")
+def _attempt(model, tok, scene: Scene, name: str, seed: int, options: Options, beginning: Tensor | None,
+             told: OnProgress, device) -> Take:
+    """A scene as far as it comes: to its end, into a loop, or to its last frame."""
+    begun = 0 if beginning is None else beginning.shape[1] // options.block * options.block
+    least, most = (round(seconds * FRAMES_PER_SECOND) for seconds in (options.min_seconds, options.max_seconds))
+    blocks = blocks_cached(
+        model, tok, scene.prompt_codes, scene.prompt_text, scene.text, scene.lang, options.block, options.steps,
+        options.cfg, options.temperature, most or None, seed, scene.before, scene.after, scene.speaker, scene.quality,
+        options.mtp_temperature, options.mtp_top_k, options.mtp_rounds, options.full_context, scene.voices, least,
+        target_prefix=beginning, on_step=told, device=device)
+    ended, said, codes = BUDGET, [], torch.zeros(NUM_CODEBOOKS, 0, dtype=torch.int64)
+    try:
+        for semantic, codes in blocks:  # noqa: B007, the last of them count
+            spoken = speech_frames(semantic, model.config.ids.end)
+            said = semantic[begun:spoken].tolist()
+            if spoken < len(semantic):
+                ended = END
+            elif options.stop_on_loop and spoken > least and repetition.stop(said):
+                ended = LOOP
+                break
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if ended == BUDGET and options.stop_on_loop and len(said) > least:
+        repetition.trim_at_budget(said)
+    return Take(codes[:, : begun + len(said)], ended)
 
 
 def report(texts: Sequence[str], takes: Sequence[Take]) -> str:
-    """A line for each piece: how long it is, how it ended, and what it took."""
+    """A line for each piece that is done: how long it is, how it ended, and what it took."""
     lines = []
     for number, (text, take) in enumerate(zip(texts, takes), 1):
-        ended = "its end id" if take.ended else "its budget of frames"
         kind = "" if take.codes.shape[0] > 1 else ", semantic codes only"
         frames = take.codes.shape[1]
-        lines.append(f"piece {number} of {len(takes)}: {frames} frames, {frames / FRAMES_PER_SECOND:.2f} s, ended by "
-                     f"{ended}, {take.retries} retries{kind}: {text}")
+        lines.append(f"piece {number} of {len(texts)}: {frames} frames, {frames / FRAMES_PER_SECOND:.2f} s, ended by "
+                     f"{ENDINGS[take.ended]}, {take.retries} retries{kind}: {text}")
     return "\n".join(lines)
 
 
@@ -263,16 +340,19 @@ def decode(
     """Every row of codes as (T,) float32 at 44.1 kHz, on the CPU; its pieces joined, with their pauses."""
     total = sum(piece.ids.shape[1] for row in tokens.batch for piece in row)
     done = 0
-    waves = []
-    for row in tokens.batch:
-        said = []
-        for piece in row:
-            def told(part: int, parts: int, before: int = done, frames: int = piece.ids.shape[1]) -> None:
-                if on_chunk is not None:
-                    on_chunk(before + frames * part // parts, total)
 
+    def told(part: int, parts: int, frames: int) -> None:
+        if on_chunk is not None:
+            on_chunk(done + frames * part // parts, total)
+
+    def said(row: Sequence[Piece]) -> Iterator[Tensor]:
+        nonlocal done
+        for piece in row:
+            frames = piece.ids.shape[1]
             with torch.no_grad():
-                said.append(codec.decode(piece.ids[None], told, device=device)[0, 0].cpu())
-            done += piece.ids.shape[1]
-        waves.append(join_row(said, row, SAMPLE_RATE_HZ, fade_ms))
-    return waves
+                wave = codec.decode(piece.ids[None], partial(told, frames=frames), device=device)[0, 0].cpu()
+            done += frames
+            yield wave
+
+    return [join_row(said(row), row, SAMPLE_RATE_HZ, fade_ms, FRAME_SAMPLES * sum(piece.ids.shape[1] for piece in row))
+            for row in tokens.batch]

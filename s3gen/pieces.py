@@ -10,19 +10,18 @@ import logging
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..audio import Clip, join_row
+from ..audio import Clip, join_row, still_sample
 from ..wires import Piece, SpeechTokens
 from .encoder import UPSAMPLING
 from .generate import OnStep
 from .reference import ADVISED_SECONDS
 from .tokenizer import DROPPED_TOKENS, STRIDE_TOKENS, WINDOW_TOKENS
+from .vocoder import HOP_SAMPLES
 
 SEAM_FRAMES = 8             # over which one window's mel fades into the next
 TRIM_FROM_SECONDS = 8.0     # where the end of a long reference is looked for
-STILL_MS = 20               # how long the stillest stretch is, at which it is cut
 
 # Of every piece, or a function that tells that of each; as ``read_voice`` gives them.
 Voices = dict | Callable[[Piece], dict]
@@ -36,27 +35,19 @@ def shorten(clip: Clip) -> Tensor:
     """The wave (T,) of a reference, beyond 10 s cut at a pause."""
     if clip.seconds <= ADVISED_SECONDS:
         return clip.wave
-    wave = clip.wave[: _still_sample(clip)]
+    wave = clip.wave[: still_sample(clip, TRIM_FROM_SECONDS, ADVISED_SECONDS)]
     logger.warning("The voice is %.1f s long; its first %.1f s are used: the model was trained on up to %g s.",
                    clip.seconds, len(wave) / clip.rate_hz, ADVISED_SECONDS)
     return wave
 
 
-def _still_sample(clip: Clip) -> int:
-    """The middle of the stillest 20 ms between 8 and 10 s."""
-    start, end = int(TRIM_FROM_SECONDS * clip.rate_hz), int(ADVISED_SECONDS * clip.rate_hz)
-    span = max(1, clip.rate_hz * STILL_MS // 1000)
-    energy = F.avg_pool1d(clip.wave[start:end].square()[None], span, stride=max(1, span // 2))[0]
-    return start + int(energy.argmin()) * max(1, span // 2) + span // 2
-
-
 def speak(
     tokens: SpeechTokens, say: Say, seed: int, steps: int, rate_hz: int, fade_ms: float, on_step: OnStep | None,
 ) -> list[Tensor]:
-    """Every row of ``tokens`` as ``say`` speaks its pieces, joined: (T,) each.
+    """Every row of ``tokens`` as ``say`` speaks its pieces, joined by ``join_row``: (T,) each.
 
-    Row i begins with ``seed + i``, and each further piece of it adds 1. ``on_step(done, total)`` is told of the
-    steps over all pieces, ``steps`` for each window.
+    A piece is let go of when it stands in its row. Row i begins with ``seed + i``, and each further piece of it
+    adds 1. ``on_step(done, total)`` is told of the steps over all pieces, ``steps`` for each window.
     """
     total = steps * sum(len(windows(piece.ids.shape[1])) for row in tokens.batch for piece in row)
     done = 0
@@ -70,8 +61,9 @@ def speak(
     waves = []
     for number, row in enumerate(tokens.batch):
         silent = [index == 0 or piece.lead_s > 0 or row[index - 1].pause_s > 0 for index, piece in enumerate(row)]
-        said = [say(piece, seed + number + index, silent[index], advance) for index, piece in enumerate(row)]
-        waves.append(join_row(said, row, rate_hz, fade_ms))
+        said = (say(piece, seed + number + index, silent[index], advance) for index, piece in enumerate(row))
+        most = UPSAMPLING * HOP_SAMPLES * sum(piece.ids.shape[1] for piece in row)
+        waves.append(join_row(said, row, rate_hz, fade_ms, most))
     return waves
 
 
