@@ -144,7 +144,7 @@ def _sampling(sheet: Sheet) -> None:
     sheet.draw.line((left, real, right - 1, real), colours.INK, sheet.stroke)
     for span, share in found:
         begin, end = left + sheet.axis.edge(span.begin_s), left + sheet.axis.edge(span.end_s)
-        seconds = f"{span.piece.made.seconds:.2f} s"
+        seconds = f"{span.cost_s:.2f} s"
         for text in (f"{seconds}, {share:.2f} x", seconds):
             if sheet.letters.width(text, 0.9) + sheet.unit <= end - begin:
                 sheet.draw.text((begin + sheet.unit // 3, bottom - 0.2 * sheet.unit), text, colours.INK,

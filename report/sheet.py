@@ -110,8 +110,7 @@ class Sheet:
 
 def sampled(line: Timeline) -> list[tuple[Span, float]]:
     """Pieces whose sampling was timed, and its share of their length."""
-    return [(span, span.piece.made.seconds / span.speech_s) for span in line.spans
-            if span.piece.made and span.piece.made.seconds > 0]
+    return [(span, span.cost_s / span.speech_s) for span in line.spans if span.cost_s > 0]
 
 
 def _legend(line: Timeline | None, loudness: Loudness | None) -> list[tuple[str, colours.Colour, str]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..audio import Clip
 from ..wires import Piece, SpeechTokens
+from .cost import costs
 from .sound import still_runs
 
 DIGITAL_SILENCE = 2.0**-15      # one step of 16 bits: pauses stay silent in files
@@ -21,12 +22,16 @@ FITS_SHARE = 0.5                # of the tokens' time that the audio must have, 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A piece and where it stands, in seconds. ``number`` counts from 1; ``speech_s`` is its length by the clock."""
+    """A piece and where it stands, in seconds.
+
+    number: counts from 1. speech_s: its length by the clock. cost_s: what its sampling took, 0 if that is not known.
+    """
     piece: Piece
     number: int
     begin_s: float
     end_s: float
     speech_s: float
+    cost_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +67,10 @@ def timeline(tokens: SpeechTokens, row: int, clip: Clip | None = None) -> Timeli
             cuts = _cuts(lengths, gaps, lead_s, missing_s, clip)
             note = (f"The audio is {missing_s:.2f} s shorter than the tokens: silence at the ends of pieces was "
                     "trimmed. Borders beside pauses are exact, the others estimated.")
-    spans, pauses, now_s = [], [(0.0, lead_s)] if lead_s else [], lead_s
+    spans, pauses, now_s, cost_s = [], [(0.0, lead_s)] if lead_s else [], lead_s, costs(tokens.kind, pieces)
     for index, piece in enumerate(pieces):
         end_s = now_s + lengths[index] - cuts[index]
-        spans.append(Span(piece, index + 1, now_s, end_s, lengths[index]))
+        spans.append(Span(piece, index + 1, now_s, end_s, lengths[index], cost_s[index]))
         now_s = end_s + gaps[index]
         if gaps[index]:
             pauses.append((end_s, now_s))
@@ -90,8 +95,10 @@ def _cuts(lengths: list[float], gaps: list[float], lead_s: float, missing_s: flo
             known_s = min(missing_s, max(lost_s, clock_s - found[-1]))
         else:
             continue
-        spoken_s = sum(lengths[first:index + 1])
-        for own in range(first, index + 1):
+        # The end of a row is left as it is, unless a pause follows.
+        behind = index if index + 1 == len(lengths) and not gap and index > first else index + 1
+        spoken_s = sum(lengths[first:behind])
+        for own in range(first, behind):
             cuts[own] = min((known_s - lost_s) * lengths[own] / spoken_s, lengths[own])
         first, lost_s = index + 1, known_s
     return cuts

@@ -62,9 +62,9 @@ def total(line: Timeline) -> str:
         parts += [f"{sum(one.ended == how for one in made)} ended {text}" for how, text in ENDINGS.items()
                   if any(one.ended == how for one in made)]
         parts += _redrawn(sum(len(one.redraws) for one in made), sum(one.retries for one in made))
-    sampled_s = sum(one.seconds for one in made)
+    sampled_s = sum(span.cost_s for span in line.spans)
     if sampled_s > 0:
-        own_s = sum(span.speech_s for span in line.spans if span.piece.made)
+        own_s = sum(span.speech_s for span in line.spans if span.cost_s)
         parts.append(f"sampled in {sampled_s:.2f} s, {sampled_s / own_s:.2f} of real time")
     return f"total: {', '.join(parts)}"
 
@@ -111,8 +111,8 @@ def _history(span: Span, made: Made) -> list[str]:
     parts = [f"ended {ENDINGS.get(made.ended, made.ended)}", *_redrawn(len(made.redraws), made.retries)]
     if made.block:
         parts.append(f"in blocks of {made.block} frames")
-    if made.seconds > 0:
-        parts.append(f"sampled in {made.seconds:.2f} s ({made.seconds / span.speech_s:.2f} of real time)")
+    if span.cost_s > 0:
+        parts.append(f"sampled in {span.cost_s:.2f} s ({span.cost_s / span.speech_s:.2f} of real time)")
     return parts
 
 
