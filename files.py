@@ -1,16 +1,22 @@
-"""Where model files lie under ComfyUI: the folders, what is in them, and what is fetched into them."""
+"""Where models and voices lie under ComfyUI: the folders, what is in them, and what is fetched into them."""
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import folder_paths
 
-from . import hub
+from . import hub, voices
+from .wires import Voice
 
 FOLDER_KEYS = ("tts", "TTS")    # under models/, and in extra_model_paths.yaml; packs use both
+VOICES_KEY = "voices"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+NO_VOICES = "(none: put NAME.flac and NAME.txt into models/voices)"     # a list without a choice is a node that is dead
+LISTED = 30                     # names that an error tells
 
 OnProgress = Callable[[int, int], None]
 
@@ -20,8 +26,18 @@ def roots(further: Iterable[str] = ()) -> list[Path]:
 
     further: keys of ComfyUI's own folders that are searched after ours, such as "vae".
     """
-    folders = [Path(folder_paths.models_dir, key) for key in FOLDER_KEYS]
-    for key in (*FOLDER_KEYS, *further):
+    return _folders(FOLDER_KEYS, (*FOLDER_KEYS, *further))
+
+
+def voice_roots() -> list[Path]:
+    """The folders of voices in the same manner."""
+    return _folders((VOICES_KEY,), (VOICES_KEY,))
+
+
+def _folders(own: Iterable[str], keys: Iterable[str]) -> list[Path]:
+    """ComfyUI's models/KEY for our own keys, then what is registered under all keys."""
+    folders = [Path(folder_paths.models_dir, key) for key in own]
+    for key in keys:
         if key in folder_paths.folder_names_and_paths:
             folders += map(Path, folder_paths.get_folder_paths(key))
     seen: dict[str, Path] = {}
@@ -32,7 +48,7 @@ def roots(further: Iterable[str] = ()) -> list[Path]:
 
 def register_folders() -> None:
     """Tell ComfyUI of our folders, beside those that extra_model_paths.yaml names."""
-    for key in FOLDER_KEYS:
+    for key in (*FOLDER_KEYS, VOICES_KEY):
         folder_paths.add_model_folder_path(key, os.path.join(folder_paths.models_dir, key))
 
 
@@ -42,7 +58,7 @@ def checkpoint_names(first: Iterable[str] = ("s3gen",), further: Iterable[str] =
     Names with one of the words ``first`` come first. further: as of ``roots``.
     """
     words = tuple(first)
-    names = {(relative / file).as_posix(): None for relative, files in _walk(further) for file in files
+    names = {(relative / file).as_posix(): None for _, relative, files in _walk(roots(further)) for file in files
              if file.lower().endswith(SUFFIXES)}
     return sorted(names, key=lambda name: (not any(word in name.lower() for word in words), name.lower(), name))
 
@@ -50,24 +66,24 @@ def checkpoint_names(first: Iterable[str] = ("s3gen",), further: Iterable[str] =
 def folder_names(marks: Iterable[str]) -> list[str]:
     """Folders in all roots that hold a file of one of these names, in the same manner."""
     marks = frozenset(marks)
-    names = {relative.as_posix(): None for relative, files in _walk() if marks & set(files)}
+    names = {relative.as_posix(): None for _, relative, files in _walk(roots()) if marks & set(files)}
     return sorted(names, key=lambda name: (name.lower(), name))
 
 
-def _walk(further: Iterable[str] = ()) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder in all roots, relative to its root, and the files in it.
+def _walk(folders: Iterable[Path]) -> Iterator[tuple[Path, Path, list[str]]]:
+    """Every folder in all roots: the root, the folder relative to it, and the files in it.
 
     Links are followed, but for those to a folder above themselves. What is hidden is left out: a download that
     has not ended, or what other systems add to a disk.
     """
-    for root in roots(further):
+    for root in folders:
         for folder, below, files in os.walk(root, followlinks=True):
             here = Path(os.path.realpath(folder))
             below[:] = [name for name in below if not name.startswith(".")
                         and not here.is_relative_to(os.path.realpath(os.path.join(folder, name)))]
             usable = [file for file in files if not file.startswith(".")
                       and os.path.exists(os.path.join(folder, file))]       # a link may point nowhere
-            yield Path(folder).relative_to(root), usable
+            yield root, Path(folder).relative_to(root), usable
 
 
 def inside(name: str, role: str) -> Path:
@@ -125,6 +141,50 @@ def find_folder(name: str, published: Mapping[str, hub.Published], find: Callabl
             if find(folder, file) is None:
                 hub.fetch(source, folder / file, on_progress)
     return folder
+
+
+def voice_names() -> list[str]:
+    """The voices in all roots, as paths without suffixes, with / on every system; one word of advice without any."""
+    return sorted(_voice_files(), key=lambda name: (name.casefold(), name)) or [NO_VOICES]
+
+
+def _voice_files() -> dict[str, Path]:
+    """Name of a voice, in NFC -> its recording, in the first root that has one."""
+    found: dict[str, Path] = {}
+    for root, relative, files in _walk(voice_roots()):
+        for stem, file in voices.chosen(files).items():
+            name = unicodedata.normalize("NFC", (relative / stem).as_posix())
+            found.setdefault(name, root / relative / file)
+    return found
+
+
+def find_voice(name: str, node: str) -> Path:
+    """The recording of a voice in the list. ``FileNotFoundError`` tells what is there."""
+    found, wanted = _voice_files(), unicodedata.normalize("NFC", name)
+    path = found.get(wanted) or found.get(wanted.replace("\\", "/"))
+    if path is not None:
+        return path
+    folders = voice_roots()
+    if not found:
+        raise FileNotFoundError(f"{node}: name: there are no voices yet. Put a recording, such as Ada.flac, into "
+                                f"{folders[0]}, and what is said in it into Ada.txt beside it, and press R to refresh "
+                                "the list.")
+    known = voice_names()
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    raise FileNotFoundError(f"{node}: name: {name!r} is in none of {', '.join(map(str, folders))}. There are: "
+                            f"{', '.join(map(repr, known[:LISTED]))}{more}. Choose one of them, or put the recording "
+                            "there and press R to refresh the list.")
+
+
+def voice_stamp(name: str | None) -> str:
+    """What changes when the recording of a voice does, or its transcript; "" where there is none."""
+    path = None if name is None else _voice_files().get(unicodedata.normalize("NFC", name))
+    return "" if path is None else stamp(filter(None, (path, voices.transcript_of(path))))
+
+
+def save_voice(voice: Voice, overwrite: bool, node: str) -> Path:
+    """Write a voice into the first root, as ``voices.save`` does."""
+    return voices.save(voice, voice_roots()[0], overwrite, node, elsewhere=_voice_files().get(voice.name))
 
 
 def stamp(paths: Iterable[Path]) -> str:

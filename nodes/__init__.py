@@ -9,7 +9,7 @@ from .load import LoadModel
 from .prompt import EncodePrompt
 from .s3 import S3Token2Wav, S3Tokenize
 from .samplers import BlockDiffusionSampler, RASSampler
-from .voice import VoiceNode
+from .voice import SaveVoice, VoiceLibrary, VoiceNode
 
 
 class SpeechwrightExtension(ComfyExtension):
@@ -17,8 +17,8 @@ class SpeechwrightExtension(ComfyExtension):
         register_folders()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [LoadModel, VoiceNode, EncodePrompt, BlockDiffusionSampler, RASSampler, S3Tokenize, S3Token2Wav,
-                FishEncode, FishDecode]
+        return [LoadModel, VoiceNode, VoiceLibrary, SaveVoice, EncodePrompt, BlockDiffusionSampler, RASSampler,
+                S3Tokenize, S3Token2Wav, FishEncode, FishDecode]
 
 
 async def comfy_entrypoint() -> SpeechwrightExtension:

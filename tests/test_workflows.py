@@ -55,6 +55,7 @@ EXPECTED = {
     "cosyvoice3_dialogue": Expected(seconds=(5.0, 60.0), progress={"5", "6"}),
     "cosyvoice3_instruct": Expected(seconds=(3.4, 60.0), progress={"5", "6"}),
     "cosyvoice3_zero_shot": Expected(seconds=(5.4, 60.0), progress={"5", "6"}),
+    "dialogue_with_library_voices": Expected(seconds=(4.0, 60.0), progress={"5", "6"}),
     # And with OGG TTS about a frame and a half, of 46 ms.
     "ogg_dialogue": Expected(seconds=(0.5, 30.0), progress={"7", "8"}, rate_hz=44_100),
     "ogg_text_to_speech": Expected(seconds=(0.5, 20.0), progress={"3", "4"}, rate_hz=44_100),

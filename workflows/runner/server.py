@@ -129,10 +129,12 @@ def _furnish(base: Path, comfyui: ComfyUI, nodes: Mapping[str, Path], audio: Pat
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_COPIED))
     voices = base / "models" / "voices"
     voices.mkdir(exist_ok=True)
+    # Whoever keeps a voice of the same name there has chosen it.
+    taken = {file.stem for file in voices.iterdir() if file.suffix != ".txt" and not (audio / file.name).exists()}
     for clip in audio.glob("*.*"):
         if clip.suffix not in (".txt", ".md"):
             shutil.copy(clip, base / "input")
-        if clip.suffix != ".md" and not (voices / clip.name).exists():
+        if clip.suffix != ".md" and clip.stem not in taken and not (voices / clip.name).exists():
             shutil.copy(clip, voices)
     paths = {} if comfyui.ours else _model_paths(comfyui.root)
     # JSON is YAML, with quoting that fits every path.
