@@ -90,7 +90,8 @@ def _pieces(sheet: Sheet) -> None:
             sheet.draw.text((begin, (top + bottom) / 2), number, colours.INK, letters.font(), "lm")
             free = begin + wide + gap
             text = letters.fit(letters.plain(words.label(span, named)), end - free - gap)
-            sheet.draw.text((free + gap, (top + bottom) / 2), text, colours.FAINT, letters.font(), "lm")
+            if text:
+                sheet.draw.text((free + gap, (top + bottom) / 2), text, colours.FAINT, letters.font(), "lm")
         block_s = span.piece.made.block / sheet.line.frames_per_second if span.piece.made else 0
         if _blocks_show(sheet, block_s):
             for index in range(1, round((span.end_s - span.begin_s) / block_s) + 1):
