@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import script
-from .wires import Voice
+from .text import clean
+from .wires import PromptPiece, Voice
 
 SPEECH, DIALOGUE = "speech", "dialogue"
-MODES = ("auto", SPEECH, DIALOGUE)      # auto: a dialogue where a line begins with the name of a voice
+MODES = ("auto", SPEECH, DIALOGUE)      # auto: a dialogue where a line begins with the name of a voice, or with S1
 
 
 @dataclass(frozen=True)
 class Request:
-    """A text and how to say it. What a family has no use for, it refuses in words."""
+    """A text and how to say it. What a family has no use for, it refuses in words, or tells in the log."""
     text: str
     voices: Sequence[Voice] = ()
     mode: str = "auto"
@@ -27,13 +28,33 @@ class Request:
     speaker: str = ""
     quality: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("language", "speaker", "quality"):
+            object.__setattr__(self, name, " ".join(clean(getattr(self, name)).split()))
+
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What somebody says: ``voice`` is None where no voice is connected."""
+    """What somebody says: ``voice`` is None where no voice is connected; ``name`` is of ``called``."""
     name: str
     voice: Voice | None
     words: str
+
+
+def called(voices: Sequence[Voice]) -> list[str]:
+    """The names of voices; one without a name is called ``S2`` where it is the second, if no other is."""
+    names = [voice.name for voice in voices]
+    return [name or ("" if f"S{number}" in names else f"S{number}") for number, name in enumerate(names, 1)]
+
+
+def preview(pieces: Sequence[PromptPiece], speakers: Sequence[str]) -> str:
+    """Who says what, a line for each piece, with pauses as scripts write them; "" for a piece that names who speaks."""
+    lines = []
+    for number, (piece, speaker) in enumerate(zip(pieces, speakers, strict=True), 1):
+        pauses = (f"[pause:{seconds:g}s]" if seconds else "" for seconds in (piece.lead_s, piece.pause_s))
+        words = " ".join(filter(None, (next(pauses), piece.text, next(pauses))))
+        lines.append(" ".join(f"{number}. {speaker}{': ' if speaker else ''}{words}".split()))
+    return "\n".join(lines)
 
 
 def turns(request: Request) -> list[Turn] | None:
@@ -61,4 +82,6 @@ def turns(request: Request) -> list[Turn] | None:
             raise ValueError(f"text: line {turn.line} is for {turn.name}, and {len(voices)} "
                              f"{'voices are' if len(voices) > 1 else 'voice is'} connected: {', '.join(names)}. "
                              "Connect another Voice.")
-    return [Turn(known[turn.name].name if voices else turn.name, known.get(turn.name), turn.words) for turn in found]
+    shown = dict(zip(voices, called(voices)))
+    speakers = [(turn, known.get(turn.name)) for turn in found]
+    return [Turn(shown.get(voice, turn.name), voice, turn.words) for turn, voice in speakers]

@@ -89,10 +89,13 @@ def parse(text: str, names: Iterable[str], numbered: bool = True) -> list[Turn]:
 
 
 def names_someone(text: str, names: Iterable[str]) -> bool:
-    """Whether a line begins with one of these names, or with ``S1`` to ``S9`` where there are several."""
+    """Whether a line begins with one of these names, or with ``S1``: with ``S2`` to ``S9`` only where there are
+    several, since prose may begin so too."""
     names = list(names)
-    lines = _Script(_voices(names), numbered=len(names) > 1)
-    return any(lines.named(line.strip()) for line in clean(text).split("\n"))
+    voices = _voices(names)
+    lines = _Script(voices, numbered=True)
+    found = filter(None, (lines.named(line.strip()) for line in clean(text).split("\n")))
+    return any(len(names) > 1 or name == NUMBERED[0] or fold_name(name) in voices for name, _, _ in found)
 
 
 def render(turns: Sequence[Turn]) -> str:
@@ -268,7 +271,8 @@ class _Script:
         for number, line in self.before:
             if speakable(_PAUSE.sub("", line)):
                 raise ValueError(f"text: {_short(line)} in line {number} stands before the first name; begin the line "
-                                 f"with the name of a voice and a colon. {self.connected}")
+                                 f"with the name of a voice and a colon. {self.connected} For a text that is no "
+                                 "script, choose the mode speech.")
 
     def unknown(self) -> dict[str, list[str]]:
         """Name -> its lines."""

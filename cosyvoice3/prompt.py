@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .. import script
-from ..request import SPEECH, Request, turns
+from ..request import SPEECH, Request, called, preview, turns
 from ..s3gen.pipeline import SECONDS_PER_TOKEN
 from ..text import clean, closed, speakable, split
 from ..wires import PromptPiece, Voice
@@ -109,18 +109,16 @@ def pieces(tokenizer: TextTokenizer, text: str, limit: int | None = PIECE_IDS) -
 
 
 def spoken(
-    tokenizer: TextTokenizer, text: str, voice: Voice | None, hear: Callable[[Voice], Iterable[int]],
+    tokenizer: TextTokenizer, texts: Sequence[str], voice: Voice | None, hear: Callable[[Voice], Iterable[int]],
     method: str = AUTO, instruction: str = "", limit: int | None = PIECE_IDS,
-) -> tuple[str, list[PromptPiece]]:
-    """The mode that was taken, and a text as one voice speaks it, in pieces.
+) -> tuple[str, list[list[PromptPiece]]]:
+    """The mode that was taken, and each text as one voice speaks it, in pieces.
 
     ``hear(voice)`` gives the speech ids of a recording, and is called where the mode needs them. ``ValueError``
     for a text that cannot be spoken, and where the mode lacks a voice, its transcript or an instruction.
     """
     taken = choose(method, voice.transcript if voice else "", instruction)
-    if taken in (ZERO_SHOT, CROSS_LINGUAL) and speakable(instruction):
-        logger.warning("The instruction is not followed: %s knows none. Choose auto or %s.", taken, INSTRUCT)
-    texts = pieces(tokenizer, text, limit)
+    said = [pieces(tokenizer, text, limit) for text in texts]
     heard: Iterable[int] = ()
     if taken in HEARS:
         if voice is None:
@@ -137,8 +135,10 @@ def spoken(
     elif voice is not None and method == AUTO and taken == CROSS_LINGUAL:
         logger.warning("The voice %r has no transcript: the model speaks without its accent and pace, and the decoder "
                        "in its sound.", voice.name)
-    prompts = encode(tokenizer, texts, taken, voice.transcript if voice else "", instruction, heard)
-    return taken, [PromptPiece(said, prompt, voice=voice) for said, prompt in zip(texts, prompts)]
+    # All texts at once: what is amiss with the voice is told once.
+    every = [piece for own in said for piece in own]
+    prompts = iter(encode(tokenizer, every, taken, voice.transcript if voice else "", instruction, heard))
+    return taken, [[PromptPiece(piece, next(prompts), voice=voice) for piece in own] for own in said]
 
 
 def write(
@@ -149,6 +149,7 @@ def write(
     hear: the speech tokens (1, F) of a voice; asked where a mode needs them. A script is what ``script.parse``
     reads. Errors as of ``spoken``.
     """
+    _tell_of_unused(request)
     limit = None if request.whole else request.limit or PIECE_IDS
 
     def ids(voice: Voice) -> list[int]:
@@ -159,29 +160,58 @@ def write(
         raise ValueError("voices: none is connected, and a dialogue has some; connect a Voice for each speaker, or "
                          f"choose the mode {SPEECH}.")
     if script_turns is None:
-        spoken_by = [(request.voices[0] if request.voices else None, request.text)]
+        voice = request.voices[0] if request.voices else None
+        spoken_by = [(called(request.voices)[0] if voice else "voice of the decoder", voice, request.text)]
     else:
-        spoken_by = [(turn.voice, turn.words) for turn in script_turns]
-    said: list[PromptPiece] = []
-    lines: list[str] = []
-    lead_s = 0.0
-    for voice, words in spoken_by:
-        for part, pause_s in script.pauses(words):
-            if not part:
-                # Silence before all words of a turn.
-                lead_s += pause_s
-                continue
-            taken, own = spoken(tokenizer, part, voice, ids, request.method, request.instruction, limit)
-            own[0] = replace(own[0], lead_s=lead_s)
-            own[-1] = replace(own[-1], pause_s=pause_s)
-            lead_s = 0.0
-            who = voice.name if voice else "voice of the decoder"
-            lines += [f"{number}. {who} ({taken}): {piece.text}" for number, piece in enumerate(own, len(said) + 1)]
-            said += own
-    if not said:
+        spoken_by = [(turn.name, turn.voice, turn.words) for turn in script_turns]
+    parts = [_Part(*part) for part in _parts(spoken_by)]
+    if not parts:
         raise ValueError("text: nothing but pauses; write what is to be said." if request.text.strip() else
                          "text: empty; write what is to be said.")
-    return said, "\n".join(lines)
+    for voice in dict.fromkeys(part.voice for part in parts):
+        own = [part for part in parts if part.voice is voice]
+        taken, said = spoken(
+            tokenizer, [part.words for part in own], voice, ids, request.method, request.instruction, limit)
+        for part, found in zip(own, said):
+            found[0] = replace(found[0], lead_s=part.lead_s)
+            found[-1] = replace(found[-1], pause_s=part.pause_s)
+            part.said, part.speaker = found, f"{part.speaker} ({taken})"
+    every = [piece for part in parts for piece in part.said]
+    return every, preview(every, [part.speaker for part in parts for _ in part.said])
+
+
+@dataclass
+class _Part:
+    """What a voice says between two pauses."""
+
+    speaker: str
+    voice: Voice | None
+    words: str
+    lead_s: float
+    pause_s: float
+    said: Sequence[PromptPiece] = ()
+
+
+def _parts(spoken_by: Iterable[tuple[str, Voice | None, str]]) -> Iterator[tuple[str, Voice | None, str, float, float]]:
+    """Speaker, voice, words, and the seconds of silence before and after them."""
+    lead_s = 0.0
+    for speaker, voice, words in spoken_by:
+        for said, pause_s in script.pauses(words):
+            if said:
+                yield speaker, voice, said, lead_s, pause_s
+                lead_s = 0.0
+            else:
+                lead_s += pause_s       # before all words of a turn
+
+
+def _tell_of_unused(request: Request) -> None:
+    """A warning for what was wished and has no effect."""
+    if request.method in (ZERO_SHOT, CROSS_LINGUAL) and speakable(request.instruction):
+        logger.warning("The instruction is not followed: %s knows none. Choose auto or %s.", request.method, INSTRUCT)
+    unused = [name for name in ("before", "after", "speaker", "quality") if speakable(getattr(request, name))]
+    if unused:
+        logger.warning("CosyVoice does not use %s, which %s of OGG TTS.", " and ".join(unused),
+                       "are inputs" if len(unused) > 1 else "is an input")
 
 
 def zero_shot(

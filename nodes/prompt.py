@@ -44,7 +44,7 @@ class EncodePrompt(io.ComfyNode):
                     "mode", options=list(MODES), default="auto", optional=True,
                     tooltip="speech: one voice says the whole text. dialogue: a script with a line for each turn, such "
                             "as 'Ada: Hello.', Ada being the name of a connected voice; S1 is the first one. auto: "
-                            "dialogue where a line begins with the name of a voice."),
+                            "dialogue where a line begins with the name of a voice or with S1."),
                 io.Combo.Input(
                     "method", options=list(METHODS), default="auto", optional=True,
                     tooltip="CosyVoice. zero-shot: go on as the voice, whose transcript must be exact. cross-lingual: "
@@ -80,7 +80,9 @@ class EncodePrompt(io.ComfyNode):
             ],
             outputs=[
                 SpeechPromptType.Output(display_name="prompt", tooltip="The prompt, for a sampler."),
-                io.String.Output(display_name="preview", tooltip="What is spoken by whom, piece by piece."),
+                io.String.Output(
+                    display_name="preview",
+                    tooltip="What is spoken by whom, piece by piece, with the pauses in seconds."),
             ],
         )
 
@@ -88,7 +90,10 @@ class EncodePrompt(io.ComfyNode):
     def execute(cls, model, text: str, voices: dict | None = None, speech_tokenizer=None,
                 mode: str = "auto", method: str = "auto", instruction: str = "",
                 split_limit: int = 0, keep_whole: bool = False, language: str = "en", before: str = "", after: str = "",
-                speaker: str = "", quality: str = "") -> io.NodeOutput:
+                speaker: str = "", quality: str = "", **unknown) -> io.NodeOutput:
+        if unknown:
+            raise ValueError(f"Encode Speech Prompt: {', '.join(sorted(unknown))} is no input of it; connect at most "
+                             f"{MAX_VOICES} voices, as voices.voice0 to voices.voice{MAX_VOICES - 1}.")
         model.require("Encode Speech Prompt", "text")
         reader = speech_tokenizer or model
 
@@ -98,6 +103,12 @@ class EncodePrompt(io.ComfyNode):
 
         connected = tuple(voice for voice in (voices or {}).values() if voice is not None)
         pieces, preview = model.write_prompt(
-            Request(text, connected, mode, method, instruction, split_limit, keep_whole, language, before, after,
-                    speaker, quality), hear)
+            Request(text or "", connected, mode or MODES[0], method or METHODS[0], _given(instruction),
+                    split_limit or 0, bool(keep_whole), language or "", _given(before), _given(after), _given(speaker),
+                    _given(quality)), hear)
         return io.NodeOutput(SpeechPrompt(model.family, tuple(pieces)), preview)
+
+
+def _given(wish: str | None) -> str:
+    """"" for nothing, and for "None", which ComfyUI makes of a null that comes over its interface."""
+    return "" if wish in (None, "None") else wish

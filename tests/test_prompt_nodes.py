@@ -11,9 +11,10 @@ from test_nodes import DEMO, run, speech
 
 from kit.audio import audio
 from speechwright import nodes
+from speechwright.audio import Clip
 from speechwright.cosyvoice3.prompt import AUTO, CROSS_LINGUAL, INSTRUCT, INSTRUCT_AS_VOICE, METHODS, ZERO_SHOT
 from speechwright.cosyvoice3.tokenizer import CONTROL
-from speechwright.wires import S3_V2, S3_V3, SpeechPrompt
+from speechwright.wires import S3_V2, S3_V3, SpeechPrompt, Voice
 
 TEXT = "Good morning."
 WORDS = "He said so, and then he left the room."
@@ -119,7 +120,7 @@ class TestEncode:
         mute = run(nodes.VoiceNode, audio(speech(1.0)), "", "Bo")
         with pytest.raises(ValueError, match="voices: 'Bo' has no transcript, and zero-shot needs the words"):
             encode(v3, TEXT, mute, method=ZERO_SHOT)
-        long = run(nodes.VoiceNode, audio(speech(31.0)), WORDS, "Bo")
+        long = Voice(Clip(speech(31.0), 24000), WORDS, "Bo")
         with pytest.raises(ValueError, match="voices: 'Bo' is 31.0 s long, and zero-shot takes at most 30 s"):
             encode(v3, TEXT, long)
         assert encode(v3, TEXT, long, method=CROSS_LINGUAL)[0].pieces[0].voice is long
@@ -134,6 +135,69 @@ class TestEncode:
         split, whole = encode(v3, text)[0], encode(v3, text, keep_whole=True)[0]
         assert len(whole.pieces) == 1 < len(split.pieces)
         assert " ".join(piece.text for piece in split.pieces) == whole.pieces[0].text == text.strip()
+
+
+class TestInputs:
+    """What comes over ComfyUI's interface may lack anything, or have nothing in it."""
+
+    OPTIONAL = ("voices", "speech_tokenizer", "mode", "method", "instruction", "split_limit", "keep_whole", "language",
+                "before", "after", "speaker", "quality")
+
+    @pytest.mark.parametrize("absent", [*((name,) for name in OPTIONAL), OPTIONAL])
+    def test_nothing_in_it_is_as_if_it_were_not_there(self, v3, absent):
+        plain, preview = nodes.EncodePrompt.execute(v3, TEXT).args
+        prompt, told = nodes.EncodePrompt.execute(v3, TEXT, **dict.fromkeys(absent)).args
+        assert [piece.content for piece in prompt.pieces] == [piece.content for piece in plain.pieces]
+        assert told == preview == f"1. voice of the decoder (cross-lingual): {TEXT}"
+
+    def test_null_over_the_interface(self, v3):
+        """ComfyUI makes the text None of a null."""
+        nothing = dict.fromkeys(("instruction", "before", "after", "speaker", "quality"), "None")
+        assert encode(v3, **nothing)[0].pieces[0].content == encode(v3)[0].pieces[0].content
+        assert encode(v3, "None")[0].pieces[0].text == "None."
+        with pytest.raises(ValueError, match="text: empty"):
+            nodes.EncodePrompt.execute(v3, None)
+
+    @pytest.mark.parametrize("more, expected", [
+        ({"voices.voice1": ["3", 0], "voices.voice0": ["4", 0]},
+         "1. Bo (cross-lingual): Yes.\n2. Ada (cross-lingual): No."),
+        ({"instruction": None, "before": None, "speaker": None}, "voices: none is connected, and a dialogue has some"),
+        ({"voices.voice0": ["3", 0], "voices.voice8": ["4", 0]}, "voices.voice8 is no input of it; connect at most 8"),
+    ])
+    def test_over_the_interface(self, comfy, more, expected):
+        """A ninth voice was a TypeError about keywords."""
+        def voice(name: str) -> dict:
+            return {"class_type": "SpeechwrightVoice", "inputs": {"audio": ["2", 0], "transcript": "", "name": name}}
+
+        found = comfy.queue({
+            "1": {"class_type": "SpeechwrightLoadModel", "inputs": {
+                "family": "Demo", "family.demo": "CosyVoice3", "precision": "auto", "device": "auto"}},
+            "2": {"class_type": "LoadAudio", "inputs": {"audio": "ada.flac"}}, "3": voice("Ada"), "4": voice("Bo"),
+            "5": {"class_type": "SpeechwrightEncodePrompt", "inputs": {
+                "model": ["1", 0], "text": "S1: Yes.\nS2: No.", **more}},
+            "6": {"class_type": "PreviewAny", "inputs": {"source": ["5", 1]}}})
+        told = [output["text"][0] for output in found.history["outputs"].values() if "text" in output]
+        errors = [data["exception_message"] for data in found.of("execution_error")]
+        assert any(expected in text for text in (*told, *errors)), (told, errors)
+
+    def test_voices_by_slot(self, v3, voice, bo):
+        text = "S1: One.\nS2: Two."
+        slots = {"voice2": voice, "voice3": None, "voice7": bo}
+        prompt, _ = nodes.EncodePrompt.execute(v3, text, slots).args
+        assert [piece.voice for piece in prompt.pieces] == [voice, bo]
+
+    def test_a_ninth_voice(self, v3, voice):
+        with pytest.raises(ValueError, match="Encode Speech Prompt: voices.voice8 is no input of it; connect at most 8 "
+                                             "voices, as voices.voice0 to voices.voice7"):
+            nodes.EncodePrompt.execute(v3, TEXT, {"voice0": voice}, **{"voices.voice8": voice})
+
+    def test_what_cosyvoice_does_not_use_is_told(self, v3, caplog):
+        caplog.set_level(logging.WARNING)
+        encode(v3, before="It was dark.", quality="q35")
+        encode(v3, speaker="pl_3")
+        encode(v3, before=" \n")
+        assert caplog.messages == ["CosyVoice does not use before and quality, which are inputs of OGG TTS.",
+                                   "CosyVoice does not use speaker, which is an input of OGG TTS."]
 
 
 class TestSample:
@@ -232,11 +296,40 @@ class TestDialogue:
         assert [(piece.lead_s, piece.pause_s) for piece in sample(v3, prompt)[0].batch[0]] == [
             (1.3, 0.5), (0, 0), (0.25, 2.0)]
 
+    def test_preview_tells_of_pauses(self, v3, voice, bo):
+        script = "Ada: [pause:1300ms] One. Two. [pause:0.5s] Three.\nBo: [pause:0.25s] Four."
+        assert encode(v3, script, voice, bo, split_limit=6)[1].splitlines() == [
+            "1. Ada (zero-shot): [pause:1.3s] One.", "2. Ada (zero-shot): Two. [pause:0.5s]",
+            "3. Ada (zero-shot): Three.", "4. Bo (zero-shot): [pause:0.25s] Four."]
+        assert encode(v3, "One. [pause:2]")[1] == "1. voice of the decoder (cross-lingual): One. [pause:2s]"
+
+    def test_what_is_amiss_with_a_voice_is_told_once(self, v3, caplog):
+        """A long script was a page of the same warning."""
+        caplog.set_level(logging.WARNING)
+        far = run(nodes.VoiceNode, audio(speech(3.0)), WORDS * 9, "Ada")
+        mute = run(nodes.VoiceNode, audio(speech(1.0)), "", "Bo")
+        encode(v3, "Ada: One. [pause:1s] Two.\nBo: Three.\n" * 3, far, mute)
+        assert [text[:24] for text in caplog.messages] == ["The voice's recording ha", "The voice 'Bo' has no tr"]
+
     def test_a_name_is_spoken_where_there_is_no_dialogue(self, v3, voice):
         assert encode(v3, "Note: Ada is here.", voice)[0].pieces[0].text == "Note: Ada is here."
         assert encode(v3, "Ada: I am here.", voice)[0].pieces[0].text == "I am here."
         assert encode(v3, "Ada: I am here.", voice, mode="speech")[0].pieces[0].text == "Ada: I am here."
-        assert encode(v3, "S1: It is here.", voice)[0].pieces[0].text == "S1: It is here."
+        assert encode(v3, "S1: It is here.", voice, mode="speech")[0].pieces[0].text == "S1: It is here."
+        assert encode(v3, "S3: It is here.", voice)[0].pieces[0].text == "S3: It is here."
+
+    @pytest.mark.parametrize("text", ["S1: It is here.", "[s1] It is here.", "\n S1： It is here."])
+    def test_one_voice_is_s1(self, v3, voice, text):
+        """Of a script for one voice, the label was spoken too."""
+        prompt, preview = encode(v3, text, voice)
+        assert prompt.pieces[0].voice is voice and preview == "1. Ada (zero-shot): It is here."
+
+    def test_voices_without_names_are_told_by_number(self, v3):
+        mute = [run(nodes.VoiceNode, audio(speech(1.0, seed=seed)), "And she said no.", "") for seed in (1, 2)]
+        prompt, preview = encode(v3, "S1: Yes.\nS2: No.\nS1: Oh.", *mute)
+        assert [piece.voice for piece in prompt.pieces] == [mute[0], mute[1], mute[0]]
+        assert preview.splitlines() == ["1. S1 (zero-shot): Yes.", "2. S2 (zero-shot): No.", "3. S1 (zero-shot): Oh."]
+        assert encode(v3, "Yes.", mute[0])[1] == "1. S1 (zero-shot): Yes."
 
     @pytest.mark.parametrize("text, count, mode, words", [
         ("Hello.", 2, "auto", "voices: 2 are connected, and the text names none of them .* write 'Ada: ...'"),

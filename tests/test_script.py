@@ -71,7 +71,8 @@ TABLE = [
     # Who speaks
     ("S1: a\nS3: b", ("S1", "S2"), [("S1", "a"), ("S3", "b")]),
     ("a\nS1: b", (), "'a' in line 1 stands before the first name; begin the line with the name of a voice and a colon. "
-                     "No voice is connected; S1 to S9 need none"),
+                     "No voice is connected; S1 to S9 need none. For a text that is no script, choose the "
+                     "mode speech."),
     ("S1: a\nmore a\n\n\n\n  and more", (), [("S1", "a\nmore a\n\nand more")]),
     ("S1: a: b\nS2：全角", (), [("S1", "a: b"), ("S2", "全角")]),
     ("s1 : a\n\" (not a speaker)\n12:30 is late", (), [("S1", "a\n\" (not a speaker)\n12:30 is late")]),
@@ -174,6 +175,8 @@ def test_numbered_speakers_may_need_voices():
 @pytest.mark.parametrize("text, names, expected", [
     ("Hello.\n [sigh] ada : hi", AB, True), ("[Bruno] hi", AB, True), ("Hello Ada: hi", AB, False), ("", AB, False),
     ("S2: hi", AB, True), ("S2: hi", ["Ada"], False), ("S2: hi", ["s2"], True), ("Carl: hi", AB, False),
+    ("S1: hi", ["Ada"], True), ("[S1] hi", ["Ada"], True), ("So:\ns1： hi", [], True), ("S3: Storage.", [], False),
+    ("See S1: hi", ["Ada"], False), ("S10: hi", ["Ada"], False), ("S1 is here: hi", ["Ada"], False),
 ])
 def test_a_text_is_a_script_if_it_names_someone(text, names, expected):
     assert names_someone(text, names) == expected
@@ -182,7 +185,7 @@ def test_a_text_is_a_script_if_it_names_someone(text, names, expected):
 def test_numbers_address_voices_without_names():
     """Nameless voices did not count, so that S1 and S2 were nobody in a text for two of them."""
     assert names_someone("S1: hi\nS2: hi", ["", ""]) and names_someone("S2: hi", ["", "Ada"])
-    assert not names_someone("S1: hi", [""])
+    assert names_someone("S1: hi", [""]) and not names_someone("S2: hi", [""])
 
 
 def test_error_about_many_names_is_short():

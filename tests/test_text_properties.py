@@ -1,4 +1,4 @@
-"""Laws of the text modules, on texts made of all that users bring: scripts, emoji, heaps of accents, mark-up, control."""
+"""Laws of the text modules, on all that users bring: scripts, emoji, heaps of accents, mark-up, spelled control."""
 from __future__ import annotations
 
 import re
@@ -18,18 +18,22 @@ from speechwright.cosyvoice3.prompt import PIECE_IDS, _encode
 from speechwright.cosyvoice3.prompt import pieces as cosyvoice_pieces
 from speechwright.request import MODES, Request, turns
 from speechwright.script import Turn, names_someone, parse, pauses, render
-from speechwright.text import clean, fold_name, speakable, split
+from speechwright.text import clean, speakable, split
 
-LETTERS = ("a", "word", "It", "Dr", "Mr", "e", "Ö", "ß", "İ", "一二", "です", "ー", "がぎ", "한국", "слово", "Я", "مرحبا",
-           "می\u200cخواهم", "ไทย", "ำ", "हिन्दी", "क\u094d\u200dष", "ა", "Բա", "ℵ", "ʰ")
-DIGITS = ("3", "14", "5:30", "1,000.5", "v1.2.3", "١٢", "٣٫١٤", "१२.५", "๓", "１．５", "１：２", "²", "½", "Ⅷ", "12 000")
+LETTERS = ("a", "word", "It", "Dr", "Mr", "e", "Ö", "ß", "İ", "一二", "です", "ー", "がぎ", "한국", "слово", "Я",
+           "مرحبا", "می\u200cخواهم",
+           "ไทย", "ำ", "हिन्दी", "क\u094d\u200dष", "ა", "Բա", "ℵ", "ʰ")
+DIGITS = ("3", "14", "5:30", "1,000.5", "v1.2.3", "١٢",
+          "٣٫١٤", "१२.५", "๓", "１．５", "１：２", "²", "½", "Ⅷ", "12 000")
 BLANKS = (" ", " ", "  ", "\t", "\n", "\n\n", "\u3000", "\u00a0", "\u2009")
 ENDS = ("\r\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029")
-STOPS = (". ", ".", "! ", "? ", "?!", "...", "…", "; ", ", ", ": ", "。", "！", "，", "、", "；", "：", "؟ ", "، ", "। ",
+STOPS = (". ", ".", "! ", "? ", "?!", "...", "…", "; ", ", ", ": ", "。", "！", "，", "、", "；",
+         "：", "؟ ", "، ", "। ",
          "։ ", "—", "–", "-")
 QUOTES = (*"\"'‘’“”„‚«»‹›()[]<>{}", *"「」『』《》〈〉【】（）", "``", "« ", " »", "</")
-SIGNS = ("👍", "❤\ufe0f", "👩\u200d🚀", "👩🏽\u200d⚕\ufe0f", "🏽", "🇵🇱", "1\ufe0f\u20e3", "\u0301", "a\u0301\u0323", "\u200d",
-         "\u0e34", "\u094d", "(￣▽￣)", "$", "%", "-----", "***", "\\", "/", "|", "_", "#")
+SIGNS = ("👍", "❤\ufe0f", "👩\u200d🚀", "👩🏽\u200d⚕\ufe0f", "🏽", "🇵🇱", "1\ufe0f\u20e3",
+         "\u0301", "a\u0301\u0323", "\u200d", "\u0e34", "\u094d", "(￣▽￣)", "$",
+         "%", "-----", "***", "\\", "/", "|", "_", "#")
 HIDDEN = ("\ufeff", "\u200b", "\u00ad", "\u2060", "\u202e", "\x00", "\x1b", "\u034f", "\ufffc", "\u3164", "\U000e0041")
 CONTROL = ("<|endofprompt|>", "<|im_end|>", "<|quad_end|>", "<|quad_start|>", "<|text_end|>", "<|", "|>", "<think>")
 ALL = st.one_of(*map(st.sampled_from, (LETTERS, LETTERS, DIGITS, BLANKS, BLANKS, ENDS, STOPS, STOPS, QUOTES, SIGNS,
@@ -43,7 +47,8 @@ HEAPS = st.tuples(st.sampled_from(("", "a", "é", "\u1112")), st.lists(st.sample
 def shown(text: str) -> str:
     """What of a text can be seen, decomposed: blanks, controls and formats are left out, by their Unicode category."""
     hidden = ("Cc", "Cf", "Cs", "Zs", "Zl", "Zp")
-    seen = (sign for sign in text if unicodedata.category(sign) not in hidden and sign not in "\u034f\ufffc\u3164\uffa0")
+    blank = "\u034f\ufffc\u3164\uffa0"
+    seen = (sign for sign in text if unicodedata.category(sign) not in hidden and sign not in blank)
     return unicodedata.normalize("NFD", "".join(seen))
 
 
@@ -208,8 +213,8 @@ def test_pauses_lose_nothing(text):
 # Time
 
 NASTY = (
-    "“", '"', "«", "'", "„", "（", "「", "a", "好", "1", "1:", "1.", "１，", " ", "\u3000", "\t", "\r", "[", "]", "(", "<",
-    "{", "[pause", "[pause:", "[pause:0]", "[pause :", "\u0301", "\u0301\u0323", "\u0f73", "👩\u200d", "🏽", "<strong>",
+    "“", '"', "«", "'", "„", "（", "「", "a", "好", "1", "1:", "1.", "１，", " ", "\u3000", "\t", "\r", "[", "]",
+    "(", "<", "{", "[pause", "[pause:", "[pause:0]", "[pause :", "\u0301", "\u0301\u0323", "\u0f73", "👩\u200d", "🏽", "<strong>",
     "</strong>", "<|", "Ada: ", "Ada: a\n", "[Ada]", "S1:", ":", "。", "…", "ก", "-", "Mr. ", "A. ", "« a » ", "a\n\n",
     "[a] : ", "Carl: A\n", "\u200d", "\ufeff",
 )
