@@ -7,6 +7,7 @@ from ..files import register_folders
 from .fish import FishDecode, FishEncode
 from .load import LoadModel
 from .prompt import EncodePrompt
+from .report import SpeechReport
 from .s3 import S3Token2Wav, S3Tokenize
 from .samplers import BlockDiffusionSampler, RASSampler
 from .voice import SaveVoice, VoiceLibrary, VoiceNode
@@ -18,7 +19,7 @@ class SpeechwrightExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [LoadModel, VoiceNode, VoiceLibrary, SaveVoice, EncodePrompt, BlockDiffusionSampler, RASSampler,
-                S3Tokenize, S3Token2Wav, FishEncode, FishDecode]
+                S3Tokenize, S3Token2Wav, FishEncode, FishDecode, SpeechReport]
 
 
 async def comfy_entrypoint() -> SpeechwrightExtension:

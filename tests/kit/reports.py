@@ -7,11 +7,12 @@ import torch
 
 from speechwright.audio import Clip
 from speechwright.report.picture import Picture
-from speechwright.wires import FISH_44K, Made, Piece, SpeechTokens, Voice
+from speechwright.wires import FISH_44K, S3_V2, Made, Piece, SpeechTokens, Voice
 
 RATE_HZ = 24_000
 FISH_RATE = 44_100 / 2048
-TEXTS = ("Good evening, and welcome aboard the night train.", "Dzień dobry, państwu — „żółw”!", "你好,世界", "It is me.")
+TEXTS = ("Good evening, and welcome aboard the night train.", "Dzień dobry, państwu — „żółw”!", "你好,世界",
+         "It is me.")
 PAUSES_S = (0.0, 0.4, 0.0, 0.8)
 
 
@@ -54,3 +55,15 @@ def rows_of(picture: Picture, panel: str) -> torch.Tensor:
     top, bottom = picture.panels[panel]
     axis = picture.axis
     return torch.from_numpy(picture.image[top:bottom, axis.left:axis.left + axis.columns].astype(int))
+
+
+def tokens_of(*pieces: Piece, kind: str = S3_V2) -> SpeechTokens:
+    return SpeechTokens(kind, 25.0, (pieces,))
+
+
+def piece(ids, pause_s: float = 0.0, lead_s: float = 0.0, made: Made | None = None) -> Piece:
+    return Piece(torch.as_tensor(ids)[None], pause_s, None, lead_s, made)
+
+
+def clip_of(wave: torch.Tensor, rate_hz: int = RATE_HZ) -> Clip:
+    return Clip(wave, rate_hz)
