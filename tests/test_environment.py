@@ -197,6 +197,18 @@ def test_kept_models_are_linked_and_a_voice_of_the_users_stays(tmp_path):
     assert (kept / "voices" / "ada.txt").read_text(encoding="utf-8") == "mine"
 
 
+def test_a_voice_of_the_users_in_another_format_is_not_hidden(tmp_path):
+    """Of two recordings of one name one is taken, and a text belongs to both."""
+    kept = tmp_path / "kept"
+    make(kept / "voices" / "ada.wav")
+    furnished(tmp_path, ComfyUI(tmp_path, Path(sys.executable), ours=True), kept)
+    assert names(kept / "voices") == ["ada.wav"]
+    (kept / "voices" / "ada.wav").unlink()
+    furnished(tmp_path, ComfyUI(tmp_path, Path(sys.executable), ours=True), kept)
+    furnished(tmp_path, ComfyUI(tmp_path, Path(sys.executable), ours=True), kept)
+    assert names(kept / "voices") == ["ada.flac", "ada.txt"]
+
+
 def test_without_links_the_pack_is_copied(tmp_path, monkeypatch):
     make(tmp_path / "pack" / "tests" / "test_it.py")
     make(tmp_path / "pack" / ".venv" / "python")
