@@ -1,6 +1,7 @@
 """The published pack: its metadata, what its zip holds, and how ComfyUI, the Manager and the registry take it."""
 from __future__ import annotations
 
+import ast
 import asyncio
 import io
 import re
@@ -169,6 +170,26 @@ def test_a_checkout_without_git_packs_no_more():
     left_out = set(read(".comfyignore").splitlines())
     assert ".*" in left_out
     assert {line for line in read(".gitignore").splitlines() if not line.startswith(".")} <= left_out
+
+
+def inner_imports(name: str) -> set[str]:
+    """The files of the pack that a file of it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(read(name), name)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            start = Path(name).parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for path in [start, *(start / alias.name for alias in node.names)]:
+                found |= {f"{path.as_posix()}.py", f"{path.as_posix()}/__init__.py".removeprefix("./")}
+    return found & set(SHIPPED_PY)
+
+
+def test_every_module_in_the_zip_is_used():
+    """What nothing imports is dead, or a tool of ours."""
+    reached, ahead = set(), {"__init__.py"}
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*map(inner_imports, ahead)) - reached
+    assert sorted(set(SHIPPED_PY) - reached) == []
 
 
 # How it is taken
