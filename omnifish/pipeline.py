@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import repetition, script
 from ..audio import Clip, join_row, resample
-from ..request import Request, Turn, turns
+from ..request import DIALOGUE, SPEECH, Request, Turn, called, preview, turns
 from ..text import clean, speakable, split
 from ..wires import Piece, PromptPiece, SpeechTokens, Voice
 from .codec import FishCodec
@@ -112,6 +112,9 @@ def write(request: Request, hear: Callable[[Voice], Tensor]) -> tuple[list[Promp
     _check(request)
     found = turns(request)
     if found is not None:
+        if request.speaker:
+            raise ValueError(f"speaker: {request.speaker!r} speaks no dialogue, whose speakers are the voices or the "
+                             f"model's own; leave it empty, or choose the mode {SPEECH}.")
         return _scenes(request, found, hear)
     return _texts(request, clean(request.text), request.voices[0] if request.voices else None, hear)
 
@@ -123,6 +126,8 @@ def _check(request: Request) -> None:
         raise ValueError(f"method: {request.method!r} is CosyVoice's; OGG TTS knows one, choose auto.")
     if speakable(request.instruction):
         raise ValueError("instruction: OGG TTS follows none; leave it empty, and write tags into the text.")
+    if request.speaker == SCENE:
+        raise ValueError(f"speaker: {SCENE!r} is what the model is told of a script; choose the mode {DIALOGUE}.")
 
 
 def _texts(
@@ -155,8 +160,8 @@ def _texts(
         after = _sentences(words[index + 1] if index + 1 < len(words) else clean(request.after))[:CONTEXT_SENTENCES]
         pieces.append(PromptPiece(piece, replace(scene, text=piece, before=before, after=after), pause_s, voice,
                                   0.0 if index else lead_s))
-    who = voice.name if voice else request.speaker or "a voice of the model"
-    return pieces, "\n".join(f"{number}. {who}: {piece.text}" for number, piece in enumerate(pieces, 1))
+    who = called([voice])[0] if voice else request.speaker or "a voice of the model"
+    return pieces, preview(pieces, [who] * len(pieces))
 
 
 def _scenes(
@@ -170,17 +175,18 @@ def _scenes(
         for part, pause_s in script.pauses(turn.words):
             if part:
                 scenes[-1][0].append((turn.name, " ".join(part.split())))
-            elif not scenes[-1][0]:
-                lead_s += pause_s
-                continue
-            if pause_s:
-                scenes[-1] = (scenes[-1][0], scenes[-1][1] + pause_s)
-                scenes.append(([], 0.0))
+            if not scenes[0][0]:
+                lead_s += pause_s       # before all words
+            elif pause_s:
+                if scenes[-1][0]:
+                    scenes.append(([], 0.0))
+                scenes[-2] = (scenes[-2][0], scenes[-2][1] + pause_s)
     parts: list[tuple[list[Line], float]] = []
     for lines, pause_s in filter(itemgetter(0), scenes):
         *others, last = [lines] if request.whole else _parts(lines, request.limit or SCENE_CHARACTERS)
         parts += [*((other, 0.0) for other in others), (last, pause_s)]
-    cast = tuple((voice.name, clean(voice.transcript).strip(), hear(voice)) for voice in voices) or None
+    cast = tuple((name, clean(voice.transcript).strip(), hear(voice))
+                 for name, voice in zip(called(voices), voices)) or None
     around = [_sentences(clean(request.before)), *(_heard(lines) for lines, _ in parts),
               _sentences(clean(request.after))]
     pieces = []
@@ -190,7 +196,7 @@ def _scenes(
                         speaker=None if cast else SCENE, quality=request.quality or None, voices=cast)
         spoken = " ".join(f"{name}: {words}" for name, words in lines)
         pieces.append(PromptPiece(spoken, content, pause_s, voices[0] if voices else None, 0.0 if pieces else lead_s))
-    return pieces, "\n".join(f"{number}. {piece.text}" for number, piece in enumerate(pieces, 1))
+    return pieces, preview(pieces, [""] * len(pieces))
 
 
 def _parts(lines: Sequence[Line], limit: int) -> list[list[Line]]:

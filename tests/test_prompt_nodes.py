@@ -36,6 +36,11 @@ def s3gen():
 
 
 @pytest.fixture(scope="module")
+def ogg():
+    return run(nodes.LoadModel, DEMO | {"demo": "OGG TTS"})
+
+
+@pytest.fixture(scope="module")
 def voice():
     return run(nodes.VoiceNode, audio(speech(3.0, seed=1)), WORDS, "Ada")
 
@@ -198,6 +203,48 @@ class TestInputs:
         encode(v3, before=" \n")
         assert caplog.messages == ["CosyVoice does not use before and quality, which are inputs of OGG TTS.",
                                    "CosyVoice does not use speaker, which is an input of OGG TTS."]
+
+
+class TestOgg:
+    def test_preview(self, ogg, voice, bo):
+        text = "[pause:1s] One is here. Two is there. [pause:0.5s] Three."
+        assert encode(ogg, text, voice, split_limit=15)[1].splitlines() == [
+            "1. Ada: [pause:1s] One is here.", "2. Ada: Two is there. [pause:0.5s]", "3. Ada: Three."]
+        assert encode(ogg, "[pause:1s] Ada: One.\nBo: Two. [pause:0.5s] Three.", voice, bo)[1].splitlines() == [
+            "1. [pause:1s] Ada: One. Bo: Two. [pause:0.5s]", "2. Bo: Three."]
+
+    def test_a_pause_at_the_end_of_a_turn_and_one_before_the_next_add_up(self, ogg, voice, bo):
+        """The second went to the begin of all."""
+        prompt, _ = encode(ogg, "Ada: One. [pause:0.5s]\nBo: [pause:2s] Two.", voice, bo)
+        assert [(piece.lead_s, piece.pause_s) for piece in prompt.pieces] == [(0, 2.5), (0, 0)]
+        prompt, _ = encode(ogg, "Ada: [pause:1s] One.\nBo: [pause:2s] Two. [pause:3s]", voice, bo)
+        assert [(piece.lead_s, piece.pause_s) for piece in prompt.pieces] == [(1, 2), (0, 3)]
+
+    def test_a_script_needs_no_voice(self, ogg, voice):
+        """Its labels were spoken, where the mode was not told."""
+        scene, preview = encode(ogg, "S1: Yes.\nS2: No.")
+        assert scene.pieces[0].content.speaker == "dialogue" and preview == "1. S1: Yes. S2: No."
+        assert encode(ogg, "S1: Yes.", voice)[1] == "1. Ada: Yes."
+
+    def test_voices_without_names(self, ogg):
+        """The model read two voices of one name, which was none."""
+        mute = [run(nodes.VoiceNode, audio(speech(1.0, seed=seed)), "And she said no.", "") for seed in (1, 2)]
+        prompt, preview = encode(ogg, "S1: Yes.\nS2: No.", *mute)
+        assert preview == "1. S1: Yes. S2: No."
+        assert [name for name, _, _ in prompt.pieces[0].content.voices] == ["S1", "S2"]
+
+    @pytest.mark.parametrize("text, speaker, words", [
+        ("<|quad_start|>x<|quad_end|>hi", " dialogue\n", "speaker: 'dialogue' is what the model is told of a script"),
+        ("S1: Yes.", "pl_3", "speaker: 'pl_3' speaks no dialogue"),
+    ])
+    def test_speakers_that_are_refused(self, ogg, text, speaker, words):
+        """With the word for scenes, a text that spelled control got it; with another, it had no effect."""
+        with pytest.raises(ValueError, match=words):
+            encode(ogg, text, speaker=speaker)
+
+    def test_wishes_in_one_line(self, ogg):
+        content = encode(ogg, speaker="\ufeffpl_3 \r\n", quality=" q35", language="pl ")[0].pieces[0].content
+        assert (content.lang, content.speaker, content.quality) == ("pl", "pl_3", "q35")
 
 
 class TestSample:
