@@ -20,8 +20,10 @@ def draw(sheet: Sheet) -> None:
     _tokens(sheet)
     _borders(sheet)
     _pieces(sheet)
+    if "redraws" in sheet.panels:
+        _redraws(sheet)
     if "ends" in sheet.panels:
-        _marks(sheet)
+        _ends(sheet)
     if "sampling" in sheet.panels:
         _sampling(sheet)
 
@@ -105,29 +107,32 @@ def _blocks_show(sheet: Sheet, block_s: float) -> bool:
     return block_s / sheet.axis.seconds * sheet.axis.columns >= BLOCK_COLUMNS * sheet.stroke
 
 
-def _marks(sheet: Sheet) -> None:
-    """Second draws as strokes, and at each piece's end how it came."""
+def _redraws(sheet: Sheet) -> None:
+    """A stroke for each token that was drawn a second time."""
     top, bottom = sheet.panels["redraws"]
+    for span in sheet.line.spans:
+        for frame in span.piece.made.redraws if span.piece.made else ():
+            time_s = span.begin_s + (frame + 0.5) / sheet.line.frames_per_second
+            if time_s < span.end_s:
+                column = sheet.axis.column(time_s)
+                sheet.draw.rectangle((column, top + 2, column + sheet.stroke - 1, bottom - 1), colours.PURPLE)
+    sheet.side("redraws", (top + bottom) / 2)
+
+
+def _ends(sheet: Sheet) -> None:
+    """A mark at each piece's end for how it came."""
     size, row = sheet.unit, sum(sheet.panels["ends"]) / 2
-    free = {}
-    rate = sheet.line.frames_per_second
+    free = 0.0
     for span in sheet.line.spans:
         made = span.piece.made
         if made is None:
             continue
-        for frame in made.redraws:
-            time_s = span.begin_s + (frame + 0.5) / rate
-            if time_s < span.end_s:
-                column = sheet.axis.column(time_s)
-                sheet.draw.rectangle((column, top + 2, column + sheet.stroke - 1, bottom - 1), colours.PURPLE)
         shape, colour = END_MARKS.get(made.ended, ("disc", colours.FAINT))
         centre = max(sheet.axis.left, sheet.axis.column(span.end_s) - size / 2)
         # Where pieces crowd, the usual end gives way; a loop or a cut is shown in any case.
-        if made.ended != "end" or centre - size >= free.get("end", 0):
+        if made.ended != "end" or centre - size >= free:
             mark(sheet.picture, shape, (centre, row), size, colour)
-            free["end"] = centre
-    if any(span.piece.made and span.piece.made.redraws for span in sheet.line.spans):
-        sheet.side("redraws", (top + bottom) / 2)
+            free = centre
     sheet.side("ends", row)
 
 

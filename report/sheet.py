@@ -88,8 +88,11 @@ class Sheet:
         if self.line is not None:
             codebooks = self.line.spans[0].piece.ids.shape[0]
             found += [("pieces", 1.6), ("blocks", 0.7), ("tokens", 3 if codebooks == 1 else 2 + 0.7 * (codebooks - 1))]
-            if any(span.piece.made for span in self.line.spans):
-                found += [("redraws", 1.0), ("ends", 1.3)]
+            made = [span.piece.made for span in self.line.spans if span.piece.made]
+            if any(one.redraws for one in made):
+                found.append(("redraws", 1.0))
+            if made:
+                found += [("gap", 0.2), ("ends", 1.3)]
             if sampled(self.line):
                 found += [("gap", 0.5), ("sampling", 4)]
             found.append(("gap", 0.4))

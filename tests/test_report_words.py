@@ -6,7 +6,7 @@ import torch
 
 from kit.audio import tone
 from kit.reports import RATE_HZ, clip_of, noise, piece, speech, spoken, tokens_of
-from speechwright.audio import Clip
+from speechwright.audio import Clip, join_row
 from speechwright.report import pipeline
 from speechwright.report.timeline import timeline
 from speechwright.wires import FISH_44K, S3_V2, S3_V3, Made, Piece, SpeechTokens
@@ -84,6 +84,23 @@ def test_audio_that_fits_or_does_not():
     assert [span.end_s for span in longer.spans] == [span.end_s for span in timeline(tokens, 0).spans]
     other = timeline(tokens, 0, clip_of(noise(RATE_HZ)))
     assert "it seems to be of other tokens" in other.note and other.seconds == timeline(tokens, 0).seconds
+
+
+def test_borders_are_where_the_decoders_join():
+    """By the joiner that decoders use: it trims tails, but not the last one, and fades what meets."""
+    said, row = [], []
+    for index, (sounding_s, pause_s) in enumerate(((1.6, 0.5), (2.0, 0.0), (1.2, 0.8), (1.5, 0.0))):
+        sounding = round(sounding_s * RATE_HZ)
+        wave = 1e-4 * noise(2 * RATE_HZ, 9)
+        wave[:sounding] = tone(200 + 50 * index, sounding_s) + noise(sounding, index)
+        said.append(wave - wave.mean())
+        row.append(piece([index] * 50, pause_s))
+    wave = join_row(said, row, RATE_HZ, 20.0, 8 * RATE_HZ)
+    line = timeline(tokens_of(*row), 0, clip_of(wave))
+    found = [(round(span.begin_s, 2), round(span.end_s, 2)) for span in line.spans]
+    # 50 ms of silence stay before a pause; what the second piece did not lose it shares with the third.
+    assert (found[0], found[1][0], found[3]) == ((0.0, 1.65), 2.15, (6.2, 8.2)) and found[2][1] == 5.4
+    assert line.seconds == pytest.approx(len(wave) / RATE_HZ, abs=1e-3) and 3.65 <= found[1][1] <= 4.15
 
 
 @pytest.mark.parametrize("lost", [(0.0, 1.2, 0.0), (0.5, 0.5, 0.5), (1.19, 1.19, 1.19)])
