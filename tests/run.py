@@ -16,7 +16,8 @@ from runner import environment, server  # noqa: E402, from the folder above
 from runner.cli import INTERRUPTED, end_on_terminate  # noqa: E402
 from runner.report import say  # noqa: E402
 
-from kit import speech  # noqa: E402, from beside this file
+from browser import chromium  # noqa: E402, from beside this file
+from kit import speech  # noqa: E402
 
 # exec, eval and several statements a line: what the Comfy Registry looks for, whatever pyproject.toml says.
 REGISTRY_RULES = "S102,S307,E702"
@@ -32,6 +33,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--comfyui", metavar="PATH", type=Path,
                         help="test in this ComfyUI; neither its folder nor its Python is changed")
     parser.add_argument("--python", metavar="FILE", type=Path, help="the Python that runs --comfyui PATH")
+    parser.add_argument("--install-chromium", action="store_true",
+                        help="where there is no Chromium, have apt-get install it; needs root on Debian or its like")
+    parser.add_argument("--generate", action="store_true",
+                        help="run no test, but write anew what ComfyUI's editor makes of workflows/api: "
+                             "workflows/*.json with their pictures, and subgraphs/*.json")
     parser.add_argument("--lint", action="store_true", help="check the sources with ruff before the tests")
     return parser.parse_known_args()
 
@@ -46,6 +52,22 @@ def prepare(chosen: argparse.Namespace) -> tuple[environment.ComfyUI, Path]:
         folder = chosen.environment or environment.default_folder()
         comfyui = environment.ensure(folder)
     return environment.ensure_packages(folder, comfyui, CHECKOUT / "tests" / "requirements.txt"), folder
+
+
+def find_chromium(may_install: bool) -> None:
+    """Say which Chromium opens the page, or how to get one: the tests that need it fail without, and others run."""
+    try:
+        try:
+            found = chromium.find()
+        except chromium.NoChromium:
+            if not may_install:
+                raise
+            say("Installing Chromium")
+            chromium.install()
+            found = chromium.find()
+        say(f"Tests open ComfyUI's page in {found}")
+    except chromium.NoChromium as error:
+        say(f"No Chromium: {error}")
 
 
 def call(command: list, variables: dict[str, str]) -> int:
@@ -68,11 +90,14 @@ def main() -> int:
         variables["SPEECHWRIGHT_COMFYUI"] = str(comfyui.root)
         say(f"Tests convert a person's recording: {speech.fetch(folder / 'speech')}")
         variables[speech.FOLDER_VARIABLE] = str(folder / "speech")
-        commands = [["pytest", *arguments]]
-        if chosen.lint:
-            commands[:0] = [["ruff", "check", "."], ["ruff", "check", "--select", REGISTRY_RULES, "."]]
+        find_chromium(chosen.install_chromium)
+        commands = [["-m", "pytest", *arguments]]
+        if chosen.generate:
+            commands = [[str(CHECKOUT / "tests" / "browser" / "generate.py")]]
+        elif chosen.lint:
+            commands[:0] = [["-m", "ruff", "check", "."], ["-m", "ruff", "check", "--select", REGISTRY_RULES, "."]]
         say(f"Tests run in ComfyUI at {comfyui.root}")
-        codes = [call([comfyui.python, "-m", *command], variables) for command in commands]
+        codes = [call([comfyui.python, *command], variables) for command in commands]
         return next((code for code in codes if code), 0)
     except (environment.SetupError, speech.NoRecording) as error:
         say(str(error))

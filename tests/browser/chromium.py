@@ -20,9 +20,8 @@ PLACES = {
               "C:/Program Files*/Microsoft/Edge/Application/msedge.exe",
               "~/AppData/Local/ms-playwright/chromium-*/chrome-win*/chrome.exe"),
 }
-HOW = (f"the tests of ComfyUI's page need Chromium. On Debian, `apt-get install chromium`; elsewhere install Chromium "
-       f"or Chrome, or let {sys.executable} -m playwright install chromium fetch one. {VARIABLE} names one that is "
-       "not found by itself.")
+HOW = ("the tests of ComfyUI's page need Chromium. On Debian, `apt-get install chromium`; elsewhere, install Chromium "
+       f"or Chrome. {VARIABLE} names one that is not found by itself.")
 OPTIONS = (
     "--no-sandbox",                 # a container's root has none
     "--disable-gpu", "--disable-quic", "--disable-sync", "--disable-background-networking",
@@ -40,7 +39,7 @@ def find() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise NoChromium(f"{VARIABLE} names {named}, which is no file; {HOW}")
+            raise NoChromium(f"{VARIABLE} names {named}, which is no file; correct or unset it.")
         return Path(named)
     for name in NAMES:
         if found := shutil.which(name):
@@ -52,9 +51,13 @@ def find() -> Path:
     raise NoChromium(HOW)
 
 
+def is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def install() -> None:
     """Have Debian's package manager install it, for a container of continuous integration whose user is root."""
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
+    if shutil.which("apt-get") is None or not is_root():
         raise NoChromium(f"only root on Debian or its like can have it installed from here; {HOW}")
     for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
         done = subprocess.run(["apt-get", *arguments], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},

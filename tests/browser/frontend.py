@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,14 +33,25 @@ BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(node => {
     const box = node.getBoundingClientRect()
     return [node.dataset.nodeId, [box.x, box.y, box.width, box.height]]
 })"""
-# The events of the job that this starts, and of no other.
+# How the job ended; the history is written before the last event, and after the one that tells how.
 QUEUE = """async () => {
-    const ended = new Promise(resolve => {
-        for (const kind of ['execution_success', 'execution_error', 'execution_interrupted'])
-            app.api.addEventListener(kind, event => resolve({kind, ...event.detail}), {once: true})
-    })
+    let end = {kind: 'silence'}
+    const kinds = ['execution_success', 'execution_error', 'execution_interrupted']
+    for (const kind of kinds)
+        app.api.addEventListener(kind, event => { end = {kind, ...event.detail} }, {once: true})
+    const idle = new Promise(resolve => app.api.addEventListener('executing', event => event.detail ?? resolve()))
     if (!await app.queuePrompt(0, 1)) return {kind: 'refused', ...(app.lastNodeErrors ?? {})}
-    return await ended
+    await idle
+    return end
+}"""
+EMPTY_SPOT = (700, 600)
+ADD = """kind => {
+    const node = LiteGraph.createNode(kind)
+    app.graph.add(node)
+    node.pos = [200, 150]
+    app.canvas.ds.scale = 1
+    app.canvas.ds.offset = [0, 0]
+    app.canvas.selectNode(node)
 }"""
 AUDIO = """() => [...document.querySelectorAll('audio')].filter(audio => audio.src)
     .map(audio => ({src: audio.src, seconds: audio.duration}))"""
@@ -49,8 +61,8 @@ HEARD = """count => {
 }"""
 # ComfyUI's own templates, 430 MB, are not installed. Without these lists the picker would show nobody's.
 NO_TEMPLATES = {"/templates/index.json": [], "/templates/index_logo.json": {}, "/templates/fuse_options.json": {}}
-# Files that a user may have and a new one has not; the page asks for them all the same.
-MAY_BE_ABSENT = ("/user.css", "/userdata")
+# What a user may have and a new one has not, and help in every language; the page asks all the same.
+MAY_BE_ABSENT = re.compile(r"/user\.css|/userdata|/docs/\w+/[\w-]+\.md")
 
 
 @dataclass
@@ -71,7 +83,7 @@ class Frontend:
             self.problems.append(f"console: {message.text}")
 
     def _note_response(self, response) -> None:
-        if response.status >= 400 and not any(part in response.url for part in MAY_BE_ABSENT):
+        if response.status >= 400 and not MAY_BE_ABSENT.search(response.url):
             self.problems.append(f"{response.status}: {response.url}")
 
     def forget(self) -> None:
@@ -86,6 +98,26 @@ class Frontend:
         self.page.evaluate("async ([name, value]) => { await app.extensionManager.setting.set(name, value) }",
                            [name, value])
         self.settle()
+
+    def blank(self) -> None:
+        """Take all nodes off the canvas."""
+        self.page.evaluate("() => app.graph.clear()")
+        self.settle()
+
+    def add(self, kind: str) -> None:
+        """Put a node of this type in the middle and choose it."""
+        self.page.evaluate(ADD, kind)
+        self.settle()
+
+    def search(self, words: str) -> list[str]:
+        """Titles of the nodes that a double click on the canvas and these words find."""
+        self.blank()
+        self.page.mouse.dblclick(*EMPTY_SPOT)
+        self.page.get_by_role("dialog").get_by_role("combobox").or_(
+            self.page.get_by_role("dialog").get_by_role("textbox")).first.fill(words)
+        results = self.page.get_by_test_id("result-item")
+        results.first.wait_for()
+        return [text.splitlines()[0] for text in results.all_inner_texts()]
 
     def command(self, name: str) -> None:
         """Do what a menu entry or a key does."""
@@ -155,6 +187,7 @@ def opened(url: str, post) -> Iterator[Frontend]:
             page.goto(url, wait_until="domcontentloaded")
             page.wait_for_function(READY, timeout=READY_MS)
             page.wait_for_load_state("networkidle")
+            frontend.blank()
             frontend.forget()
             yield frontend
         finally:
