@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import script
-from .text import clean
+from .text import clean, speakable
 from .wires import PromptPiece, Voice
 
 SPEECH, DIALOGUE = "speech", "dialogue"
@@ -57,11 +57,24 @@ def preview(pieces: Sequence[PromptPiece], speakers: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def require_speech(text: str) -> None:
+    """``ValueError`` where nothing in a text, that is no script, can be spoken."""
+    said = [words for words, _ in script.pauses(text)]
+    if any(map(speakable, said)):
+        return
+    text = clean(text).strip()
+    if not text:
+        raise ValueError("text: empty; write what is to be said.")
+    if not any(said):
+        raise ValueError("text: nothing but pauses; write what is to be said.")
+    raise ValueError(f"text: nothing in {text[:40]!r} can be spoken; write letters or digits.")
+
+
 def turns(request: Request) -> list[Turn] | None:
     """Who says what in a script, or None for a text that one voice says.
 
     ``S1`` is the first of the voices where none is called so. ``ValueError`` for a mode that there is not, a script
-    that names nobody, and voices that a text does not name.
+    that names nobody, voices that a text does not name, and nothing to speak.
     """
     text, voices, mode = request.text, list(request.voices), request.mode
     if mode not in MODES:
@@ -74,6 +87,7 @@ def turns(request: Request) -> list[Turn] | None:
                    "the text names none of them at the begin of a line; one voice speaks a text. Disconnect the "
                    f"others, or write '{names[0] or 'S1'}: ...'.")
             raise ValueError(f"voices: {len(voices)} are connected, and {why}")
+        require_speech(text)
         return None
     found = script.parse(text, names)
     known = {f"S{number}": voice for number, voice in enumerate(voices, 1)} | dict(zip(names, voices))

@@ -82,7 +82,10 @@ MAX_MARKS = 32      # accents and the like that stay with the character before t
 # Scripts that put no blank between words: Thai to Tibetan, Burmese, Khmer, Chinese and Japanese with their marks.
 _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff"
                        "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff9f\U00020000-\U0003ffff]")
-_NOT_FIRST = frozenset("ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮー々")     # no word and no line begins with these
+# No word and no line begins with these kana and vowels, or ends with those vowels, which are spoken after the next.
+_NOT_FIRST = frozenset("ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮー々"
+                       "\u0e2f\u0e30\u0e32\u0e33\u0e45\u0e46\u0eaf\u0eb0\u0eb2\u0eb3\u0ec6")
+_NOT_LAST = frozenset("\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4")
 
 # Marks and how good the place after them is; after a narrow one only with a blank, or at the end.
 _NARROW = {**dict.fromkeys(".!?‽⁇⁈⁉‼؟։", SENTENCE), **dict.fromkeys(";:–؛", CLAUSE), **dict.fromkeys(",،", COMMA)}
@@ -104,7 +107,7 @@ _NEXT = re.compile(r"\s*")
 _ORDINAL = re.compile(r"(?<![\w.,:])\d{1,2}\.$")       # "5." is a date or an item of a list as often as an end
 
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms mx dr prof st sr jr vs etc no nos vol fig figs al cf ca approx dept gen col capt lt sgt rev hon mt inc "
+    "mr mrs ms mx dr prof st sr jr vs etc nos vol fig figs al cf ca approx dept gen col capt lt sgt rev hon mt inc "
     "ltd co corp ave blvd rd bzw usw nr str hr fr evtl inkl mme mlle sra srta dra ej pág "
     "jan feb aug sept oct nov dec pp ed eds gov sen rep univ tel nº núm geb bd abs".split())
 
@@ -157,10 +160,12 @@ def _ends_sentence(line: str) -> bool:
     return _MARKS.get(line[-1:]) == SENTENCE and not _abbreviates(line)
 
 
-def _abbreviates(text: str) -> bool:
-    """Whether it ends with an abbreviation or an initial, and its stop."""
+def _abbreviates(text: str, after: str = "") -> bool:
+    """Whether it ends with an abbreviation or an initial, and its stop; "No." does before a number alone."""
     stopped = re.search(r"([^\W\d_]+)\.$", text[-16:])
     word = stopped[1] if stopped else ""
+    if word.lower() == "no":
+        return after.isdecimal()
     return word.lower() in _ABBREVIATIONS or len(word) == 1 and word.lower() != word.upper()
 
 
@@ -283,7 +288,8 @@ def _between(text: str, end: int, start: int) -> int:
         return CLAUSE if "\n" in text[end:start] else BLANK
     unspaced = _UNSPACED.match(before) or _UNSPACED.match(after)
     may_begin = after in _PAIRS or after in "[<" or speakable(after) and after not in _NOT_FIRST
-    return IDEOGRAPH if unspaced and may_begin else LETTER
+    goes_on = before in _NOT_LAST or unicodedata.combining(before) == _VIRAMA
+    return IDEOGRAPH if unspaced and may_begin and not goes_on else LETTER
 
 
 def _begins_word(text: str, place: int) -> bool:
@@ -347,6 +353,6 @@ def _rank(text: str, mark: re.Match, place: int) -> int:
     goes_on = text[place : place + 2].lstrip("".join(_PAIRS))[:1].islower()
     if set(mark[0]) == {"."}:
         before = text[max(0, mark.end() - 16) : mark.end()]
-        if goes_on or _abbreviates(before) or _ORDINAL.search(before):
+        if goes_on or _abbreviates(before, text[place : place + 1]) or _ORDINAL.search(before):
             return BLANK
     return min(rank, COMMA) if goes_on and rank == SENTENCE else rank

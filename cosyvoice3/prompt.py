@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -164,10 +164,9 @@ def write(
         spoken_by = [(called(request.voices)[0] if voice else "voice of the decoder", voice, request.text)]
     else:
         spoken_by = [(turn.name, turn.voice, turn.words) for turn in script_turns]
-    parts = [_Part(*part) for part in _parts(spoken_by)]
+    parts = _parts(spoken_by)
     if not parts:
-        raise ValueError("text: nothing but pauses; write what is to be said." if request.text.strip() else
-                         "text: empty; write what is to be said.")
+        _require_speech(" ".join(words for _, _, words in spoken_by))
     for voice in dict.fromkeys(part.voice for part in parts):
         own = [part for part in parts if part.voice is voice]
         taken, said = spoken(
@@ -192,16 +191,25 @@ class _Part:
     said: Sequence[PromptPiece] = ()
 
 
-def _parts(spoken_by: Iterable[tuple[str, Voice | None, str]]) -> Iterator[tuple[str, Voice | None, str, float, float]]:
-    """Speaker, voice, words, and the seconds of silence before and after them."""
+def _parts(spoken_by: Iterable[tuple[str, Voice | None, str]]) -> list[_Part]:
+    """What can be spoken, from speakers, voices and words; tags that enclose nothing stay beside what they enclosed."""
+    parts: list[_Part] = []
     lead_s = 0.0
     for speaker, voice, words in spoken_by:
+        begun, held = len(parts), ""
         for said, pause_s in script.pauses(words):
-            if said:
-                yield speaker, voice, said, lead_s, pause_s
-                lead_s = 0.0
+            if _speakable(said):
+                parts.append(_Part(speaker, voice, f"{held}{said}", lead_s, pause_s))
+                lead_s, held = 0.0, ""
+            elif len(parts) > begun:
+                parts[-1].words += said
+                parts[-1].pause_s += pause_s
             else:
+                held += said
                 lead_s += pause_s       # before all words of a turn
+    if parts:
+        parts[-1].pause_s += lead_s
+    return parts
 
 
 def _tell_of_unused(request: Request) -> None:

@@ -144,9 +144,6 @@ def _texts(
         parts = [" ".join(part.split())] if request.whole else [
             " ".join(piece.split()) for piece in split(part, limit, len) if speakable(piece)]
         said += [(piece, 0.0) for piece in parts[:-1]] + [(parts[-1], pause_s)]
-    if not said:
-        raise ValueError("text: nothing but pauses; write what is to be said." if text.strip() else
-                         "text: empty; write what is to be said.")
     scene = Scene("", request.language or LANGUAGES[0], speaker=request.speaker or None,
                   quality=request.quality or None)
     if voice is not None:

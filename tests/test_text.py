@@ -211,6 +211,11 @@ Z = "一二三四五六七八九十"
     ("Stop.[sigh] </b>Go on, then go home.", 24, ["Stop.[sigh]", "</b>Go on, then go home."]),
     ("Stop.</b> Go on, then go home now.", 24, ["Stop.</b>", "Go on, then go home now."]),
     ("真的。[breath]因为他们", 9, ["真的。", "[breath]因", "为他们"]),
+    # An answer, and a number.
+    ("Did he? No. He left. See No. 7.", 19, ["Did he? No.", "He left. See No. 7."]),
+    # Thai vowels that are written before what they follow, and what is written after; Khmer and Burmese stacks.
+    ("เดินเล่นใน" * 2, 15, ["เดินเล่นในเดิน", "เล่นใน"]), ("มากเรากิน", 7, ["มากเรา", "กิน"]), ("ខ្ញុំខ្ញុំ", 7, ["ខ្ញុំ", "ខ្ញុំ"]),
+    ("န္တမန္တ", 6, ["န္တမ", "န္တ"]),
     # A number with a stop is a date or an item of a list.
     ("Es war am 5. Januar in Bonn, wo er blieb.", 20, ["Es war am 5. Januar", "in Bonn,", "wo er blieb."]),
     ("1. Buy milk. 2. Eat bread. 3. Sleep well.", 16, ["1. Buy milk.", "2. Eat bread.", "3. Sleep well."]),
@@ -271,7 +276,7 @@ def test_closed(text, expected):
     ("“Hello.”\nBye.", ["“Hello.”", "Bye."]), ("你好。\n再见。", ["你好。", "再见。"]),
     ("Hello\n\nBye", ["Hello", "Bye"]), ("\n\nHello\n", ["Hello"]),
     ("lines of a letter\nthat was wrapped", ["lines of a letter that was wrapped"]),
-    ("Dear Dr.\nLee", ["Dear Dr. Lee"]), ("»Ja.«\nNein.", ["»Ja.«", "Nein."]),
+    ("Dear Dr.\nLee", ["Dear Dr. Lee"]), ("No.\nYes.", ["No.", "Yes."]), ("»Ja.«\nNein.", ["»Ja.«", "Nein."]),
     ("被折断的\n句子", ["被折断的句子"]), ("１\n２", ["１ ２"]), ("한국\n말", ["한국 말"]),
 ])
 def test_lines(text, pieces):
