@@ -165,6 +165,23 @@ def test_a_tone_is_at_its_tick(hz, rate_hz):
     assert top + int(column.argmax()) == pytest.approx(picture.hz_row(found.panels["mel"], hz), abs=2)
 
 
+@pytest.mark.parametrize("time_s", [0.01, 0.7, 19.99, 20.0, 41.5])
+def test_a_click_is_heard_in_its_column(time_s):
+    wave = torch.zeros(42 * RATE_HZ)
+    wave[round(time_s * RATE_HZ)] = 1.0
+    for columns in (420, 3000, 4200):
+        loudest = sound.spectrum(clip_of(wave), columns).sum(axis=0)
+        heard = np.flatnonzero(loudest > 0.5 * loudest.max())
+        assert heard.mean() + 0.5 == pytest.approx(time_s / 42 * columns, abs=max(1.0, 0.011 / 42 * columns))
+
+
+def test_sound_ends_where_it_ends():
+    found = drawn(tokens_of(piece([1] * 100)), clip_of(noise(RATE_HZ)))
+    edge = found.axis.edge(1.0)
+    empty = (rows_of(found, "mel") == torch.tensor(colours.PANEL)).all(dim=2).all(dim=0)
+    assert found.axis.seconds == 4.0 and not empty[:edge].any() and empty[edge:-1].all()
+
+
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 6.01])
 def test_chunks_are_seamless(monkeypatch, seconds):
     """A chunk that began without its past showed a line in the picture every 20 seconds."""
