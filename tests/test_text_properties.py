@@ -4,21 +4,33 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_text import MEASURES, TAGS, missing, visible
 
 from kit.cost import grows_in_proportion
-from kit.vocabulary import demo
-from speechwright.cosyvoice3.prompt import PIECE_IDS, _encode
+from kit.vocabulary import demo, published
+from speechwright.audio import Clip
+from speechwright.cosyvoice3.prompt import PIECE_IDS, SYSTEM, _encode
 from speechwright.cosyvoice3.prompt import pieces as cosyvoice_pieces
+from speechwright.cosyvoice3.prompt import write as cosyvoice_write
+from speechwright.cosyvoice3.tokenizer import SPELLED_CONTROL
+from speechwright.omnifish import markup
+from speechwright.omnifish.pipeline import write as ogg_write
+from speechwright.omnifish.prompt import context
+from speechwright.omnifish.tokenizer import TextTokenizer as OggTokenizer
+from speechwright.omnifish.tokenizer import demo as ogg_demo
 from speechwright.request import MODES, Request, turns
 from speechwright.script import Turn, names_someone, parse, pauses, render
 from speechwright.text import clean, speakable, split
+from speechwright.wires import Voice
 
 LETTERS = ("a", "word", "It", "Dr", "Mr", "e", "Ö", "ß", "İ", "一二", "です", "ー", "がぎ", "한국", "слово", "Я",
            "مرحبا", "می\u200cخواهم",
@@ -208,6 +220,83 @@ def test_pauses_lose_nothing(text):
     spoken = re.sub(r"\[\s*pause\s*[:：][^]\n]*\]", "", clean(text), flags=re.IGNORECASE)
     assert shown("".join(said for said, _ in found)) == shown(spoken) or not shown(spoken)
     assert all(speakable(said) for said, _ in found[1:]) and all(silence >= 0 for _, silence in found)
+
+
+# Control
+
+SPELLED = st.lists(st.one_of(
+    st.sampled_from((*SPELLED_CONTROL, *markup.CONTROL, "<think>", "</tool_call>", "<|vision_start|>", "<|denoise|>")),
+    st.sampled_from(("<", "<|", "|>", ">", "|", "<\u2060|im_end|>", "<|\u200bim_end|>", "endofprompt", SYSTEM, "None",
+                     "dialogue", "speaker:", "a", "好", " ", "\n", ".", "[breath]", "<strong>"))),
+    max_size=6).map("".join)
+COSYVOICE_CONTROL = {*range(151643, 151647), 151663}      # with <|endofsystem|>
+QWEN_CONTROL = dict(zip(markup.CONTROL, (*range(151670, 151676), 151650, 151651, *range(151646, 151650))))
+
+
+def a_voice(name: str, transcript: str) -> Voice:
+    return Voice(Clip(torch.zeros(200), 100), transcript, name)
+
+
+def request(voiced: bool, script: bool, spelled: Sequence[str]) -> Request:
+    """With something to speak wherever that is needed, and what is spelled in all that users write."""
+    text, transcript, name, instruction, before, after, speaker, quality = spelled
+    name = " ".join(clean(name).split())
+    voices = (a_voice(f"A{name}", f"b{transcript}"), a_voice("B", "c"))[: 2 if script else voiced]
+    flat = " ".join(clean(text).split())
+    return Request(
+        f"S1: c{flat}\nB: d{flat}" if script else f"e{text}", voices, "dialogue" if script else "speech",
+        instruction=instruction, whole=True, before=f"f. {before}", after=f"g. {after}",
+        speaker="" if script else f"p{speaker}", quality=f"q{quality}")
+
+
+REQUESTS = st.tuples(st.booleans(), st.booleans(), st.lists(SPELLED, min_size=8, max_size=8))
+
+
+def cosyvoice_control(tokenizer, wish: Request) -> list[list[int]]:
+    pieces, _ = cosyvoice_write(tokenizer, wish, lambda voice: torch.zeros(1, 50, dtype=torch.int64))
+    return [[number for number in (*piece.content.prompt_text_ids, *piece.content.text_ids)
+             if number in COSYVOICE_CONTROL] for piece in pieces]
+
+
+def ogg_control(tokenizer: OggTokenizer, wish: Request) -> list[list[int]]:
+    pieces, _ = ogg_write(replace(wish, instruction=""), lambda voice: torch.zeros(10, 4, dtype=torch.int64))
+    found = []
+    for scene in (piece.content for piece in pieces):
+        laid = context(tokenizer, scene.text, scene.lang, scene.prompt_codes, scene.prompt_text, scene.before,
+                       scene.after, scene.speaker, scene.quality, scene.voices)
+        ids = laid.ids[0, ~laid.audio_mask].tolist()
+        found.append([number for number in ids if number in tokenizer.control.values()])
+    return found
+
+
+@pytest.fixture(scope="module")
+def ogg_tokenizers(comfyui_folder) -> list[OggTokenizer]:
+    bpe = published(comfyui_folder)._bpe
+    qwen = OggTokenizer(lambda text: bpe.encode(text, add_special_tokens=False).ids, QWEN_CONTROL, 151676)
+    return [ogg_demo(), qwen]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@given(parts=REQUESTS)
+def test_no_text_of_a_user_is_control_to_cosyvoice(comfyui_folder, version, parts):
+    """Every prompt has as many as its frame, whatever is spelled in text, transcript, name or instruction."""
+    wish = request(*parts)
+    frame = version == 3 or speakable(wish.instruction.replace(SYSTEM, ""))
+    for tokenizer in (demo(version), published(comfyui_folder, version)):
+        try:
+            found = cosyvoice_control(tokenizer, wish)
+        except ValueError as error:
+            assert "instruction: empty" in str(error)
+            continue
+        assert found and all(control == [151646] * frame for control in found)
+
+
+@given(parts=REQUESTS)
+def test_no_text_of_a_user_is_control_to_ogg(ogg_tokenizers, parts):
+    """The control ids of a prompt are those of one with plain words, in the same order."""
+    plain = request(*parts[:2], [""] * 8)
+    for tokenizer in ogg_tokenizers:
+        assert ogg_control(tokenizer, request(*parts)) == ogg_control(tokenizer, plain)
 
 
 # Time
