@@ -210,6 +210,7 @@ def save(voice: Voice, folder: Path, overwrite: bool, node: str, elsewhere: Path
     for other in taken:
         if other not in (recording, words):
             logger.warning("%s: %s stays and is not used: %s comes before it.", node, other, recording.name)
+    logger.info("%s: saved as %s.", node, recording)
     return recording
 
 

@@ -1,6 +1,7 @@
 """Voices written into a folder: what comes back of them, whose names they respect, and what is left when it fails."""
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -40,9 +41,10 @@ def voice() -> Voice:
 
 
 class TestSaving:
-    def test_back_and_forth(self, tmp_path, voice):
+    def test_back_and_forth(self, tmp_path, voice, caplog):
+        caplog.set_level(logging.INFO)
         path = save(voice, tmp_path / "models" / "voices")
-        assert path == tmp_path / "models" / "voices" / "Ada.flac"
+        assert path == tmp_path / "models" / "voices" / "Ada.flac" and f"saved as {path}." in caplog.text
         assert set(content(path.parent)) == {"Ada.flac", "Ada.txt"}
         found = load(path)
         assert (found.name, found.transcript, found.clip.rate_hz) == (voice.name, voice.transcript, RATE_HZ)
@@ -128,6 +130,15 @@ class TestSaving:
         (tmp_path / "Ada.flac").symlink_to(tmp_path / "gone")
         with pytest.raises(FileExistsError, match="Ada.flac already"):
             save(voice, tmp_path)
+
+    def test_a_name_in_another_case_where_case_does_not_count(self, tmp_path, voice, monkeypatch):
+        """On Windows and macOS Ada.flac is ada.flac, though a folder lists it as it was first written."""
+        (tmp_path / "ADA.flac").write_bytes(b"the user's")
+        here = os.path.lexists
+        monkeypatch.setattr(voices.os.path, "lexists", lambda path: here(Path(path).with_name("ADA.flac")))
+        with pytest.raises(FileExistsError, match=r"Ada\.flac already"):
+            save(voice, tmp_path)
+        assert content(tmp_path) == {"ADA.flac": b"the user's"}
 
     def test_no_folder_can_be_made(self, tmp_path, voice):
         (tmp_path / "voices").write_bytes(b"a file")

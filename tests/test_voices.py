@@ -187,6 +187,13 @@ class TestReading:
         assert clip.rate_hz == 44_100 and clip.wave.shape == (12_000,)
         torch.testing.assert_close(clip.wave, wave.mean(dim=0).float(), atol=step / 2 + 1e-7, rtol=0)
 
+    def test_a_name_that_is_no_text(self, tmp_path):
+        """A file from a system with another encoding; its name could not be sent to a browser."""
+        path = tmp_path / "Zo\udceb.wav"
+        path.write_bytes(encoded(speech(), RATE_HZ, "wav", "pcm_s16le"))
+        (tmp_path / "Zo\udceb.txt").write_text("Hello.", encoding="utf-8")
+        assert (load(path).name, load(path).transcript) == ("Zo?", "Hello.")
+
     def test_rate_is_the_file_s_own(self, tmp_path):
         for rate_hz in (8000, 11_025, 44_101, 96_000):
             clip = load(put(tmp_path, "a.flac", speech(0.5, rate_hz), rate_hz)).clip
