@@ -10,6 +10,7 @@ from .prompt import EncodePrompt
 from .report import SpeechReport
 from .s3 import S3Token2Wav, S3Tokenize
 from .samplers import BlockDiffusionSampler, RASSampler
+from .transcribe import Transcribe
 from .voice import SaveVoice, VoiceLibrary, VoiceNode
 
 
@@ -19,7 +20,8 @@ class SpeechwrightExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [LoadModel, VoiceNode, VoiceLibrary, SaveVoice, EncodePrompt, BlockDiffusionSampler, RASSampler,
-                S3Tokenize, S3Token2Wav, FishEncode, FishDecode, SpeechReport]
+                S3Tokenize, S3Token2Wav, FishEncode, FishDecode, Transcribe,
+                SpeechReport]
 
 
 async def comfy_entrypoint() -> SpeechwrightExtension:

@@ -82,7 +82,7 @@ class TestSchemas:
     def test_only_what_reads_files_has_a_fingerprint(self, node):
         """Pure nodes need none, and a wrong one means stale audio or needless work."""
         own = "fingerprint_inputs" in vars(node)
-        assert own == (node in (nodes.LoadModel, nodes.VoiceLibrary))
+        assert own == (node in (nodes.LoadModel, nodes.VoiceLibrary, nodes.Transcribe))
         assert not {"validate_inputs", "IS_CHANGED", "VALIDATE_INPUTS"} & vars(node).keys()
 
 
