@@ -133,6 +133,16 @@ def test_numbers_are_parted_only_where_one_alone_is_too_long(text, limit):
     assert [number for piece in split(text, limit, len) for number in numbers(piece)] == numbers(text)
 
 
+@pytest.mark.parametrize("around", ["x", "好", "ก", "(", "[a]"])
+@pytest.mark.parametrize("number", [
+    "3.14", "10:30", "1,000.5", "1.2.3", "٣٫١٤", "१२.५", "๑,๒", "１．５", "１：２", "12345"])
+def test_a_number_is_whole_wherever_it_stands(number, around):
+    for before in range(9):
+        for limit in range(len(number), 12):
+            pieces = split(f"{around * before}{number}{around * 2}x", limit, len)
+            assert sum(number in piece for piece in pieces) == 1, (before, limit)
+
+
 @given(text=CLEAN, limit=st.integers(1, 90))
 def test_tags_and_spelled_control_stay_whole(text, limit):
     pieces = split(text, limit, len)
