@@ -28,7 +28,7 @@ SHORT = 40                                              # a word more or less is
 # The editor reads descriptions and names as patterns in which these stand for something else.
 PATTERN_SIGNS = re.compile(r"[{}@|]")
 ARTEFACTS = re.compile(r"  |^\s|\s$|\s\n|\n\s|\ufffd|\u200b|&\w+;|</?\w+>|\*\*|\.\.\.|\bTODO\b|\?\?|\b(\w{4,}) \1\b")
-LEFT_OVER = re.compile(r"\b(the|of|and|with|from|which|that|its|are|was|where|without|not|by|each)\b", re.IGNORECASE)
+LEFT_OVER = re.compile(r"\b(the|of|and|with|from|which|that|its|are|where|without|not|by|each)\b", re.IGNORECASE)
 HALF_WIDTH = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff][,.;:?!()]|[,;:?!()][\u3040-\u30ff\u4e00-\u9fff]")
 STOPS = ".。"
 NUMBER = re.compile(r"\d+(?:[.,]\d+)?")
