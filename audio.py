@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# (number of a piece, room for it (T,)) -> how many samples of the room it has filled
+Fill = Callable[[int, Tensor], int]
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ CLIPPED_SHARE = 0.01            # even a sine at full scale stays below; a maste
 MAX_KERNEL_ELEMENTS = 2**20     # 4 MB; the usual rates need at most 0.3 million, 44101 -> 24000 needs 10**9
 BLOCK_SAMPLES = 2**22           # resampled at a time, 95 s at 44.1 kHz: long recordings need little extra
 STILL_MS = 20                   # how long the stillest stretch is, at which a recording is cut
-TAIL_FRAME_MS = 10              # in which loudness is measured, two periods of the lowest voice
+TAIL_FRAME_MS = 20              # in which loudness is measured: more than a period of the lowest voice
 TAIL_DB = -50.0                 # below a piece's loudest frame: an s at the end of a word is 30 to 40 below a vowel
 TAIL_S = 0.15                   # of silence that stays where speech goes on, as between sentences
 TAIL_BEFORE_PAUSE_S = 0.05      # and where a written pause follows: the last sound dies away
@@ -183,42 +186,46 @@ def join(waves: Sequence[Tensor], pauses_s: Sequence[float], rate_hz: int, fade_
     gaps = [_pause_samples(pause, rate_hz) for pause in pauses_s] + [0] * (len(waves) - len(pauses_s))
     if len(waves) == 1 and gaps == [0]:
         return waves[0]
-    return _laid(waves, gaps, 0, sum(wave.shape[0] for wave in waves), round(fade_ms * rate_hz / 1000))
+
+    def fill(index: int, room: Tensor) -> int:
+        count = waves[index].shape[0]
+        room[:count] = waves[index]
+        return count
+
+    row = waves[0].new_empty(sum(wave.shape[0] for wave in waves) + sum(gaps))
+    return _laid(row, fill, gaps, 0, round(fade_ms * rate_hz / 1000), None)
 
 
-def join_row(waves: Iterable[Tensor], pieces: Sequence, rate_hz: int, fade_ms: float, most: int) -> Tensor:
-    """Pieces of speech (T_i,) with the silence before and behind each (``lead_s``, ``pause_s``) -> (T,).
+def join_row(fill: Fill, pieces: Sequence, most: int, rate_hz: int, fade_ms: float) -> Tensor:
+    """Pieces of speech with the silence before and behind each (``lead_s``, ``pause_s``) -> (T,) float32 on the CPU.
 
-    Joined as by ``join``, after what is silent at the end of a piece has gone where another piece or a pause
-    follows, see ``without_tail``: the row ends as its last piece does, and a single piece comes back as it is.
-    ``waves``, of ``most`` samples in all, may be made one by one, and are let go of when they stand in the row.
+    ``fill`` is asked for one piece after another, of ``most`` samples in all, and writes each where it belongs: there
+    is the row, and no second copy of a long text. They are joined as by ``join``, after what is silent at the end of
+    a piece has gone where another piece or a pause follows, see ``sounding``: the row ends as its last piece does, and
+    a single piece stays as it is.
     """
     before = [piece.lead_s for piece in pieces]
     gaps = [_pause_samples(piece.pause_s + lead_s, rate_hz) for piece, lead_s in zip(pieces, [*before[1:], 0.0])]
-    lead, last = _pause_samples(before[0], rate_hz), len(pieces) - 1
-    if last == lead == gaps[0] == 0:
-        wave, = waves
-        return wave
-    kept = (without_tail(wave, rate_hz, TAIL_BEFORE_PAUSE_S if gap else TAIL_S) if gap or index < last else wave
-            for index, (wave, gap) in enumerate(zip(waves, gaps)))
-    return _laid(kept, gaps, lead, most, round(fade_ms * rate_hz / 1000))
+    lead = _pause_samples(before[0], rate_hz)
+    row = torch.empty(lead + most + sum(gaps), device="cpu", dtype=torch.float32)
+    return _laid(row, fill, gaps, lead, round(fade_ms * rate_hz / 1000), rate_hz)
 
 
-def without_tail(wave: Tensor, rate_hz: int, keep_s: float) -> Tensor:
-    """(T,) without the silence at its end but for ``keep_s`` seconds of it; all of a piece that is silent alone.
+def sounding(wave: Tensor, rate_hz: int, keep_s: float) -> int:
+    """How many samples of (T,) are left without the silence at its end but for ``keep_s`` seconds of it.
 
-    Silent is what lies ``TAIL_DB`` below the loudest frame of the piece, or below what can be heard at all. The
-    frame in which the last sound ends counts as sound.
+    Silent are frames that lie ``TAIL_DB`` below the loudest one of the piece, or below what can be heard at all; a
+    constant offset is no sound. Of a piece that is silent, all is left.
     """
-    frame = max(1, rate_hz * TAIL_FRAME_MS // 1000)
-    centred = wave - wave.mean() if wave.shape[0] else wave         # a constant offset is no sound
-    energy = torch.nn.functional.pad(centred.square(), (0, -wave.shape[0] % frame)).view(-1, frame).sum(dim=1)
-    audible = frame * 10 ** (SILENCE_DBFS / 10)
-    if not wave.shape[0] or not float(energy.max()) > audible:
-        return wave
-    floor = max(audible, float(energy.max()) * 10 ** (TAIL_DB / 10))
-    end = frame * (1 + int((energy > floor).nonzero()[-1]))
-    return wave[: end + round(keep_s * rate_hz)]
+    samples, frame = wave.shape[0], rate_hz * TAIL_FRAME_MS // 1000
+    if samples < frame:
+        return samples
+    power = wave[samples % frame :].unfold(0, frame, frame).var(dim=1, correction=0)    # without copies of the wave
+    audible, loudest = 10 ** (SILENCE_DBFS / 10), float(power.max())
+    if not loudest > audible:
+        return samples
+    heard = (power > max(audible, loudest * 10 ** (TAIL_DB / 10))).nonzero()
+    return min(samples, samples % frame + frame * (1 + int(heard[-1])) + round(keep_s * rate_hz))
 
 
 def _entry(audio: Mapping, key: str, role: str) -> object:
@@ -310,17 +317,18 @@ def _check_row(row: Tensor, index: int) -> bool:
     return peak > 1
 
 
-def _laid(waves: Iterable[Tensor], gaps: Sequence[int], lead: int, most: int, fade: int) -> Tensor:
-    """Pieces (T_i,), of ``most`` samples in all, behind ``lead`` samples of silence and with gaps behind -> (T,)"""
-    last, row, end = len(gaps) - 1, None, lead
-    for index, (wave, gap) in enumerate(zip(waves, gaps)):
-        if row is None:
-            row = wave.new_empty(lead + most + sum(gaps))           # memory counts where it is written to
-            row[:lead] = 0
-        behind = end + wave.shape[0]
-        row[end:behind] = _faded(wave, fade, rises=index > 0, falls=index < last or gap > 0)
-        end = behind + gap
-        row[behind:end] = 0
+def _laid(row: Tensor, fill: Fill, gaps: Sequence[int], lead: int, fade: int, trim_at_hz: int | None) -> Tensor:
+    """Pieces behind ``lead`` samples of silence and with gaps behind, in ``row`` as far as it is needed."""
+    row[:lead] = 0
+    end, last = lead, len(gaps) - 1
+    for index, gap in enumerate(gaps):
+        begin, followed = end, gap > 0 or index < last
+        end += fill(index, row[end:])
+        if followed and trim_at_hz:
+            end = begin + sounding(row[begin:end], trim_at_hz, TAIL_BEFORE_PAUSE_S if gap else TAIL_S)
+        _fade(row[begin:end], fade, rises=index > 0, falls=followed)
+        row[end : end + gap] = 0
+        end += gap
     return row[:end]
 
 
@@ -330,17 +338,16 @@ def _pause_samples(pause_s: float, rate_hz: int) -> int:
     return round(pause_s * rate_hz)
 
 
-def _faded(wave: Tensor, fade: int, rises: bool, falls: bool) -> Tensor:
-    """(T,) with straight edges of ``fade`` samples; the smaller of two gains, so the slope is never steeper.
+def _fade(wave: Tensor, fade: int, rises: bool, falls: bool) -> None:
+    """Straight edges of ``fade`` samples, in place; the smaller of two gains, so the slope is never steeper.
 
     Gains stand at half steps: two edges that meet differ by at most one step of the fade.
     """
-    if fade <= 0 or not (rises or falls):
-        return wave
-    ramp = (torch.arange(wave.shape[0], device=wave.device, dtype=wave.dtype) + 0.5) / fade
-    gain = torch.ones_like(ramp)
+    samples = wave.shape[0]
+    ramp = (torch.arange(min(fade, samples), device=wave.device, dtype=wave.dtype) + 0.5) / max(fade, 1)
     if rises:
-        gain = torch.minimum(gain, ramp)
+        risen = min(len(ramp), samples // 2 if falls else samples)
+        wave[:risen] *= ramp[:risen]
     if falls:
-        gain = torch.minimum(gain, ramp.flip(0))
-    return wave * gain
+        fallen = min(len(ramp), samples - samples // 2 if rises else samples)
+        wave[samples - fallen :] *= ramp[:fallen].flip(0)

@@ -171,12 +171,12 @@ class FishCodec(nn.Module):
             piece.float(), carry), on_chunk, chunk_frames, device)
 
     def decode(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
-               device: torch.device | str | None = None) -> Tensor:
-        """Ids (B, K, F) -> float32 (B, 1, 2048 F) within +-1
+               device: torch.device | str | None = None, out: Tensor | None = None) -> Tensor:
+        """Ids (B, K, F) -> float32 (B, 1, 2048 F) within +-1, in ``out`` if that is given
 
         Of the semantic codebook alone, (B, 1, F), comes speech that is rough and can be understood.
         """
-        return self._in_pieces(self.checked_codes(codes), 1, self._decode, on_chunk, chunk_frames, device)
+        return self._in_pieces(self.checked_codes(codes), 1, self._decode, on_chunk, chunk_frames, device, out)
 
     def dequantize(self, codes: Tensor, on_chunk: OnChunk | None = None, chunk_frames: int = CHUNK_FRAMES,
                    device: torch.device | str | None = None) -> Tensor:
@@ -214,20 +214,20 @@ class FishCodec(nn.Module):
         return codes
 
     def _in_pieces(self, x: Tensor, unit: int, step: Callable[[Tensor, Carry], Tensor], on_chunk: OnChunk | None,
-                   chunk_frames: int, device: torch.device | str | None) -> Tensor:
+                   chunk_frames: int, device: torch.device | str | None, whole: Tensor | None = None) -> Tensor:
         """The results of ``step`` for pieces of ``x``, whose last axis has ``unit`` entries for a frame."""
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames: found {chunk_frames}; a piece takes at least 1 frame.")
         device = next(self.parameters()).device if device is None else device
         frames = -(-x.shape[-1] // unit)
-        carry, whole, scale = Carry(), None, 0
+        carry = Carry()
         starts = range(0, frames, chunk_frames)
         for index, start in enumerate(starts):
             end = min(start + chunk_frames, frames)
             piece = x[..., start * unit : end * unit].to(device)
             result = step(F.pad(piece, (0, (end - start) * unit - piece.shape[-1])), carry)
+            scale = result.shape[-1] // (end - start)
             if whole is None:
-                scale = result.shape[-1] // (end - start)
                 whole = torch.empty(*result.shape[:-1], frames * scale, dtype=result.dtype, device=x.device)
             whole[..., start * scale : end * scale] = result
             if on_chunk is not None:

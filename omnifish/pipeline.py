@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 
 import torch
@@ -342,20 +341,23 @@ def decode(
 ) -> list[Tensor]:
     """Every row of codes as (T,) float32 at 44.1 kHz, on the CPU; its pieces joined, with their pauses."""
     total = sum(piece.ids.shape[1] for row in tokens.batch for piece in row)
-    done = 0
+    done, waves = 0, []
+    for row in tokens.batch:
 
-    def told(part: int, parts: int, frames: int) -> None:
-        if on_chunk is not None:
-            on_chunk(done + frames * part // parts, total)
+        def fill(index: int, room: Tensor, row: Sequence[Piece] = row) -> int:
+            nonlocal done
+            ids = row[index].ids
+            frames, before = ids.shape[1], done
 
-    def said(row: Sequence[Piece]) -> Iterator[Tensor]:
-        nonlocal done
-        for piece in row:
-            frames = piece.ids.shape[1]
+            def told(part: int, parts: int) -> None:
+                if on_chunk is not None:
+                    on_chunk(before + frames * part // parts, total)
+
             with torch.no_grad():
-                wave = codec.decode(piece.ids[None], partial(told, frames=frames), device=device)[0, 0].cpu()
+                codec.decode(ids[None], told, device=device, out=room[None, None, : FRAME_SAMPLES * frames])
             done += frames
-            yield wave
+            return FRAME_SAMPLES * frames
 
-    return [join_row(said(row), row, SAMPLE_RATE_HZ, fade_ms, FRAME_SAMPLES * sum(piece.ids.shape[1] for piece in row))
-            for row in tokens.batch]
+        most = FRAME_SAMPLES * sum(piece.ids.shape[1] for piece in row)
+        waves.append(join_row(fill, row, most, SAMPLE_RATE_HZ, fade_ms))
+    return waves

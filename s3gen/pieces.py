@@ -7,7 +7,7 @@ that they agree where they overlap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ def speak(
 ) -> list[Tensor]:
     """Every row of ``tokens`` as ``say`` speaks its pieces, joined by ``join_row``: (T,) each.
 
-    A piece is let go of when it stands in its row. Row i begins with ``seed + i``, and each further piece of it
-    adds 1. ``on_step(done, total)`` is told of the steps over all pieces, ``steps`` for each window.
+    Row i begins with ``seed + i``, and each further piece of it adds 1. ``on_step(done, total)`` is told of the
+    steps over all pieces, ``steps`` for each window.
     """
     total = steps * sum(len(windows(piece.ids.shape[1])) for row in tokens.batch for piece in row)
     done = 0
@@ -61,9 +61,15 @@ def speak(
     waves = []
     for number, row in enumerate(tokens.batch):
         silent = [index == 0 or piece.lead_s > 0 or row[index - 1].pause_s > 0 for index, piece in enumerate(row)]
-        said = (say(piece, seed + number + index, silent[index], advance) for index, piece in enumerate(row))
+
+        def fill(index: int, room: Tensor, row: Sequence[Piece] = row, first: int = seed + number,
+                 silent: Sequence[bool] = silent) -> int:
+            wave = say(row[index], first + index, silent[index], advance)
+            room[: len(wave)] = wave
+            return len(wave)
+
         most = UPSAMPLING * HOP_SAMPLES * sum(piece.ids.shape[1] for piece in row)
-        waves.append(join_row(said, row, rate_hz, fade_ms, most))
+        waves.append(join_row(fill, row, most, rate_hz, fade_ms))
     return waves
 
 
