@@ -226,6 +226,11 @@ Z = "一二三四五六七八九十"
     # Signs go with what is spoken, or are left out where they have no room.
     ("Yes. -- No.", 7, ["Yes.", "-- No."]), ("(((12345", 6, ["12345"]), ("12345)))", 6, ["12345)"]),
     ("Hello. " + "-" * 99 + " Bye.", 12, ["Hello.", "Bye."]),
+    ("Yes, it is. ---", 12, ["Yes,", "it is. ---"]),
+    # More accents than anybody writes.
+    ("a" + "\u0327" * 70 + "b", 40, ["a" + "\u0327" * 39, "\u0327" * 31 + "b"]),
+    # A rest of one short word is no piece.
+    ("One is here, and two is there, I say. Yo!", 40, ["One is here, and two is there,", "I say. Yo!"]),
 ])
 def test_places_of_cuts(text, limit, pieces):
     assert split(text, limit, len) == pieces
@@ -292,6 +297,8 @@ def test_lines_without_a_letter_are_no_pieces():
 def test_a_measure_may_count_more_for_less():
     """Ids of a tokenizer do: "ab" can be one where "a" is two."""
     assert split("aabb", 3, lambda text: {"aabb": 3, "aab": 9, "aa": 9, "a": 9}.get(text, 1)) == ["aabb"]
+    more = {"aa, bb cc dd": 9, "aa, bb cc d": 9, "aa,": 9}
+    assert split("aa, bb cc dd", 3, lambda text: more.get(text, 1)) == ["aa, bb cc", "dd"]
     odd = split("one two three four", 3, lambda text: 4 - len(text) % 4)
     assert missing(odd, "one two three four") == "" and all(4 - len(piece) % 4 <= 3 for piece in odd)
 
@@ -315,3 +322,7 @@ def test_speakable(text, expected):
 ])
 def test_a_book_is_split_in_linear_time(unit):
     assert grows_in_proportion(lambda text: split(f"a{text}a", 80, len), unit)
+
+
+def test_large_pieces_take_linear_time():
+    assert grows_in_proportion(lambda text: split(text, len(text) // 2, len), "a ")

@@ -160,6 +160,18 @@ def test_marks_stay_with_the_character_that_they_mark(text, limit):
         assert not "\U0001f3fb" <= piece[0] <= "\U0001f3ff" or re.search(rf"[\s\])>]{piece[0]}", text)
 
 
+@pytest.mark.parametrize("cluster", ["q\u0323", "e\u0323\u0301", "\u0915\u093f", "\u0e01\u0e35\u0e49", "1\ufe0f\u20e3"])
+def test_characters_of_several_signs_stay_whole(cluster):
+    for limit in range(1, 20):
+        assert all(re.fullmatch(f"(?:{cluster})+", piece) for piece in split(cluster * 9, limit, len)), limit
+
+
+def test_joined_emoji_stay_whole():
+    for limit in range(1, 20):
+        for piece in split("a👩🏽\u200d🚀❤\ufe0f\u200d🔥" * 5, limit, len):
+            assert piece[0] in "a👩❤", limit
+
+
 @given(text=TEXTS, limit=st.integers(20, PIECE_IDS))
 def test_pieces_of_cosyvoice(text, limit):
     """They keep to the limit with the stop that is added, and lose nothing but lines without a word."""
