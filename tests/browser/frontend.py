@@ -44,7 +44,8 @@ QUEUE = """async () => {
     await idle
     return end
 }"""
-EMPTY_SPOT = (700, 600)
+EMPTY_SPOT = (700, 800)
+COUNT = "() => app.graph._nodes.length"
 ADD = """kind => {
     const node = LiteGraph.createNode(kind)
     app.graph.add(node)
@@ -110,14 +111,25 @@ class Frontend:
         self.settle()
 
     def search(self, words: str) -> list[str]:
-        """Titles of the nodes that a double click on the canvas and these words find."""
-        self.blank()
-        self.page.mouse.dblclick(*EMPTY_SPOT)
-        self.page.get_by_role("dialog").get_by_role("combobox").or_(
-            self.page.get_by_role("dialog").get_by_role("textbox")).first.fill(words)
+        """Titles of the nodes that the search box finds by these words. It is left open."""
+        self.command("Workspace.SearchBox.Toggle")
+        self.page.locator("[role=dialog] :is([role=combobox], input)").first.fill(words)
         results = self.page.get_by_test_id("result-item")
         results.first.wait_for()
         return [text.splitlines()[0] for text in results.all_inner_texts()]
+
+    def place(self, title: str) -> None:
+        """Choose a node in the search box and put it where the canvas is empty."""
+        self.search(title)
+        before = self.page.evaluate(COUNT)
+        self.page.get_by_test_id("result-item").filter(has_text=title).first.click()
+        self.page.wait_for_function(f"count => ({COUNT})() > count", arg=before)
+        # It hangs on the pointer until the next click on the canvas.
+        for x in (EMPTY_SPOT[0] - 10, EMPTY_SPOT[0]):
+            self.page.mouse.move(x, EMPTY_SPOT[1])
+            self.settle()
+        self.page.mouse.click(*EMPTY_SPOT)
+        self.page.wait_for_function("() => !app.graph._nodes.some(node => node.flags.ghost)")
 
     def command(self, name: str) -> None:
         """Do what a menu entry or a key does."""

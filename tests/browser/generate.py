@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conftest import comfyui_root  # noqa: E402, which also makes the pack importable
 
-from browser import twins  # noqa: E402
+from browser import blueprints, twins  # noqa: E402
 from browser.frontend import Frontend, opened  # noqa: E402
 from kit.server import running  # noqa: E402
 
@@ -33,12 +33,24 @@ def write_twins(frontend: Frontend) -> None:
         sys.stderr.write(f"{name}\n")
 
 
+def write_blueprints(frontend: Frontend) -> None:
+    blueprints.FOLDER.mkdir(exist_ok=True)
+    for path in blueprints.FOLDER.glob("*.json"):
+        if path.stem not in blueprints.BLUEPRINTS:
+            path.unlink()
+    for name in blueprints.BLUEPRINTS:
+        text = blueprints.text_of(blueprints.make(frontend, name))
+        (blueprints.FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+        sys.stderr.write(f"{name}\n")
+
+
 def main() -> None:
     root = comfyui_root()
     if root is None:
         sys.exit("This needs ComfyUI: run `python tests/run.py --generate`, which builds one.")
     with running(root) as comfy, opened(comfy.url, comfy.post) as frontend:
         write_twins(frontend)
+        write_blueprints(frontend)
         if frontend.problems:
             sys.exit("The page reported: " + "\n".join(frontend.problems))
 

@@ -68,6 +68,14 @@ def box(node: Mapping) -> Box:
     return x, y - TITLE - BADGE, width, height + TITLE + BADGE
 
 
+def around(nodes: list[Mapping]) -> Box:
+    """The box that holds all of these nodes of a UI workflow."""
+    boxes = [box(node) for node in nodes]
+    left, top = min(x for x, *_ in boxes), min(y for _, y, *_ in boxes)
+    return (left, top, max(x + width for x, _, width, _ in boxes) - left,
+            max(y + height for _, y, _, height in boxes) - top)
+
+
 def overlaps(boxes: Mapping[str, Box]) -> list[tuple[str, str]]:
     """Pairs of names whose boxes share a point."""
     names = list(boxes)

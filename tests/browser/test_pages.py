@@ -99,6 +99,7 @@ def test_browse_templates_lists_every_workflow_with_its_picture(frontend: Fronte
 
 def test_search_finds_our_nodes(frontend: Frontend):
     found = frontend.search("tts")
+    frontend.page.keyboard.press("Escape")
     assert {"Load Speech Model", "Encode Speech Prompt"} <= set(found)
 
 

@@ -100,24 +100,29 @@ def _size(entry: Mapping, height: float) -> tuple[float, float]:
 def tidy(workflow: dict, name: str) -> dict:
     """The same workflow without what differs from one making to the next."""
     numbers = {link[0]: number for number, link in enumerate(workflow["links"], 1)}
-    for node in workflow["nodes"]:
-        ours = node["type"].startswith("Speechwright")
-        node["id"] = int(node["id"])
-        node["properties"].pop("ver", None)
-        # Whoever lacks the pack is told by this which one to install.
-        node["properties"]["cnr_id"] = PACK if ours else "comfy-core"
-        for slot in node.get("inputs", []):
-            slot.pop("localized_name", None)
-            slot["link"] = numbers.get(slot.get("link"))
-        for slot in node.get("outputs", []):
-            slot.pop("localized_name", None)
-            slot["links"] = [numbers[link] for link in slot.get("links") or []] or None
+    nodes = [tidy_node(node, numbers) for node in workflow["nodes"]]
     links = [[numbers[number], int(origin), out, int(target), into, kind]
              for number, origin, out, target, into, kind in workflow["links"]]
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{PACK}")), "revision": 0,
-        "last_node_id": max(node["id"] for node in workflow["nodes"]), "last_link_id": len(links),
-        "nodes": workflow["nodes"], "links": links, "groups": [], "config": {}, "extra": {}, "version": 0.4,
+        "last_node_id": max(node["id"] for node in nodes), "last_link_id": len(links),
+        "nodes": nodes, "links": links, "groups": [], "config": {}, "extra": {}, "version": 0.4,
+    }
+
+
+def tidy_node(node: dict, numbers: Mapping[int, int]) -> dict:
+    """A node with its links under new ``numbers``, and without the names that its own schema tells again."""
+    def untold(slot: Mapping) -> dict:
+        return {key: value for key, value in slot.items() if key != "localized_name"}
+
+    # Whoever lacks the pack is told by this which one to install.
+    origin = PACK if node["type"].startswith("Speechwright") else "comfy-core"
+    properties = {key: value for key, value in node["properties"].items() if key != "ver"}
+    return {
+        **node, "id": int(node["id"]), "properties": {**properties, "cnr_id": origin},
+        "inputs": [{**untold(slot), "link": numbers.get(slot.get("link"))} for slot in node.get("inputs", [])],
+        "outputs": [{**untold(slot), "links": [numbers[link] for link in slot.get("links") or [] if link in numbers]
+                     or None} for slot in node.get("outputs", [])],
     }
 
 
@@ -134,11 +139,9 @@ def text_of(workflow: Mapping) -> str:
 
 
 def extent(workflow: Mapping) -> layout.Box:
-    """The box around all nodes."""
-    boxes = [layout.box(node) for node in workflow["nodes"]]
-    left, top = min(box[0] for box in boxes), min(box[1] for box in boxes)
-    return (left - MARGIN, top - MARGIN, max(box[0] + box[2] for box in boxes) - left + 2 * MARGIN,
-            max(box[1] + box[3] for box in boxes) - top + 2 * MARGIN)
+    """The box around all nodes, with a margin."""
+    left, top, width, height = layout.around(workflow["nodes"])
+    return left - MARGIN, top - MARGIN, width + 2 * MARGIN, height + 2 * MARGIN
 
 
 def mark(text: str) -> str:
