@@ -309,6 +309,11 @@ def test_a_tag_that_is_no_pause(tag):
         pauses(f"a\nb {tag}\nc")
 
 
+def test_signs_before_all_words_go_with_them():
+    """What nobody can speak was a piece of its own."""
+    assert pauses("… [pause:1s] Hi") == [("", 1.0), ("…  Hi", 0.0)]
+
+
 def test_a_pause_may_be_as_long_as_a_piece_allows():
     assert MAX_PAUSE_S == wires.MAX_PAUSE_S
 

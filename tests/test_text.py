@@ -259,6 +259,7 @@ def test_places_of_cuts(text, limit, pieces):
     ("I lost :( My dog ran off. It is sad; very.", 40, ["I lost :( My dog ran off.", "It is sad; very."]),
     ('A 6" pipe. It is here; not there.', 26, ['A 6" pipe.', "It is here; not there."]),
     ("<strong>Go. It is here; not there.", 30, ["<strong>Go.", "It is here; not there."]),
+    ("1) So :( It is. “Red blue”, and so on.", 34, ["1) So :( It is.", "“Red blue”, and so on."]),
 ])
 def test_quotes_stay_whole_where_a_mark_outside_offers_itself(text, limit, pieces):
     """Sentences in quotes were cut before commas outside; quotes that open with the sign that closes in English hid
