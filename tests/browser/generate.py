@@ -3,9 +3,12 @@
     workflows/NAME.json     the graph as ComfyUI lists it among its templates
     workflows/NAME.jpg      its picture there
     subgraphs/NAME.json     blueprints
+    assets/*.jpg            the README's pictures
+    tests/frozen            a copy of each workflow that this version has not got one of
 """
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conftest import comfyui_root  # noqa: E402, which also makes the pack importable
 
-from browser import blueprints, twins  # noqa: E402
+from browser import blueprints, screenshots, twins  # noqa: E402
 from browser.frontend import Frontend, opened  # noqa: E402
+from kit import frozen  # noqa: E402
+from kit.checkout import read  # noqa: E402
 from kit.server import running  # noqa: E402
 
 
@@ -44,15 +49,22 @@ def write_blueprints(frontend: Frontend) -> None:
         sys.stderr.write(f"{name}\n")
 
 
+def write_all(frontend: Frontend) -> None:
+    write_twins(frontend)
+    write_blueprints(frontend)
+
+
 def main() -> None:
     root = comfyui_root()
     if root is None:
         sys.exit("This needs ComfyUI: run `python tests/run.py --generate`, which builds one.")
-    with running(root) as comfy, opened(comfy.url, comfy.post) as frontend:
-        write_twins(frontend)
-        write_blueprints(frontend)
-        if frontend.problems:
-            sys.exit("The page reported: " + "\n".join(frontend.problems))
+    with running(root) as comfy:
+        for write in (write_all, screenshots.write):        # the second in a page without the first one's tabs
+            with opened(comfy.url, comfy.post) as frontend:
+                write(frontend)
+                if frontend.problems:
+                    sys.exit("The page reported: " + "\n".join(frontend.problems))
+    frozen.freeze(re.search(r'^version = "(.*)"$', read("pyproject.toml"), re.MULTILINE)[1])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from browser import twins
+from browser import screenshots, twins
 from browser.frontend import Frontend
 from browser.sound import Sound
 from kit.checkout import CHECKOUT
@@ -114,3 +115,11 @@ def test_every_file_that_the_page_needs_is_served(frontend: Frontend, comfy):
     for name in NAMES:
         picture = served(f"/api/workflow_templates/speechwright/{name}.jpg")
         assert picture == (twins.WORKFLOWS / f"{name}.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["graph", "search"])
+def test_pictures_of_the_readme_are_there_and_small(name: str):
+    path = screenshots.FOLDER / f"{name}.jpg"
+    assert path.stat().st_size <= screenshots.BYTES
+    with Image.open(path) as image:
+        assert image.format == "JPEG" and image.width >= 1400

@@ -9,6 +9,7 @@ from PIL import Image
 
 from browser import layout, twins
 from browser.frontend import Frontend
+from browser.queued import with_defaults, without_titles
 
 NAMES = twins.names()
 every_workflow = pytest.mark.parametrize("name", NAMES)
@@ -17,22 +18,6 @@ AGAIN = "`python tests/run.py --generate` writes it anew"
 
 def text_of(name: str) -> str:
     return (twins.WORKFLOWS / f"{name}.json").read_text(encoding="utf-8")
-
-
-def with_defaults(graph: dict, comfy) -> dict:
-    """An API graph with what it leaves to the nodes, and without titles."""
-    filled = {}
-    for node, entry in graph.items():
-        schema = comfy.get(f"/object_info/{entry['class_type']}")[entry["class_type"]]["input"]
-        given = {**schema.get("required", {}), **schema.get("optional", {})}
-        left = {name: options[1]["default"] for name, options in given.items()
-                if len(options) > 1 and "default" in options[1]}
-        filled[node] = {"class_type": entry["class_type"], "inputs": {**left, **entry["inputs"]}}
-    return filled
-
-
-def without_titles(prompt: dict) -> dict:
-    return {node: {key: value for key, value in entry.items() if key != "_meta"} for node, entry in prompt.items()}
 
 
 def values(workflow: dict) -> dict[int, list]:

@@ -163,7 +163,7 @@ def picture(frontend: Frontend, text: str, name: str) -> bytes:
     shot = shoot(frontend, box, width, height)
     small = Image.open(io.BytesIO(shot)).convert("RGB")
     small = small.resize((PICTURE_WIDTH, round(PICTURE_WIDTH * small.height / small.width)), Image.LANCZOS)
-    return _jpeg(small, mark(text))
+    return jpeg(small, mark(text), PICTURE_BYTES)
 
 
 def shoot(frontend: Frontend, box: layout.Box, width: int, height: int) -> bytes:
@@ -184,11 +184,11 @@ def shoot(frontend: Frontend, box: layout.Box, width: int, height: int) -> bytes
         page.set_viewport_size(before)
 
 
-def _jpeg(image: Image.Image, comment: str) -> bytes:
-    """The best quality that fits."""
+def jpeg(image: Image.Image, comment: str, limit: int) -> bytes:
+    """The best quality that fits into so many bytes."""
     for quality in range(88, 30, -4):
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality, optimize=True, comment=comment.encode())
-        if file.tell() <= PICTURE_BYTES:
+        if file.tell() <= limit:
             return file.getvalue()
-    raise ValueError(f"the picture does not fit into {PICTURE_BYTES} bytes.")
+    raise ValueError(f"the picture does not fit into {limit} bytes.")
