@@ -115,7 +115,8 @@ PLACES = re.compile(
     r"|(\w+/)?\w+\.py"
     r"|web/docs/Speechwright\w+(/[\w-]+)?\.md"
     r"|locales/[\w-]+/(nodeDefs|main|settings|commands)\.json"
-    r"|(workflows(/api)?|subgraphs)/\w+\.json|workflows/\w+\.(jpg|webp)"
+    r"|workflows(/api)?/\w+\.json|workflows/\w+\.(jpg|webp)"
+    r"|subgraphs/[\w ()]+\.json"            # their names are what the editor shows
     r"|workflows/audio/(README\.md|\w+\.(txt|flac))"
 )
 
