@@ -35,8 +35,8 @@ def window_samples(ear: Ear) -> int:
     return min(2 * ear.config.max_source_positions * HOP_SAMPLES, WINDOW_S * RATE_HZ)
 
 
-def encode(ear: Ear, network: nn.Module, wave: Tensor, device: torch.device) -> Tensor:
-    """(T,) float32 at 16 kHz -> what the decoder reads, (1, F, D)"""
+def encode(ear: Ear, network: nn.Module, wave: Tensor, device: torch.device) -> object:
+    """(T,) float32 at 16 kHz -> what the decoder reads: transformers' output of the encoder, (1, F, D)"""
     given = wave[None]                                          # (1, T)
     if ear.kind != MOONSHINE:
         from transformers import WhisperFeatureExtractor
@@ -44,13 +44,13 @@ def encode(ear: Ear, network: nn.Module, wave: Tensor, device: torch.device) -> 
         extractor = WhisperFeatureExtractor(ear.config.num_mel_bins, RATE_HZ, HOP_SAMPLES, seconds)
         # Alone, since loudness is measured over all that it is given.
         given = extractor(wave.numpy(), sampling_rate=RATE_HZ, return_tensors="pt").input_features     # (1, M, F)
-    return network.get_encoder()(given.to(device, network.dtype)).last_hidden_state
+    return network.get_encoder()(given.to(device, network.dtype))
 
 
-def first_look(ear: Ear, network: nn.Module, encoded: Tensor) -> Tensor:
+def first_look(ear: Ear, network: nn.Module, encoded: object) -> Tensor:
     """(V,) probabilities of the id after the one that starts a text: a language, or that nobody speaks. Whisper's."""
-    start = torch.tensor([[ear.id(START)]], device=encoded.device)
-    logits = network(encoder_outputs=(encoded,), decoder_input_ids=start, use_cache=False).logits
+    start = torch.tensor([[ear.id(START)]], device=encoded[0].device)
+    logits = network(encoder_outputs=encoded, decoder_input_ids=start, use_cache=False).logits
     return logits[0, 0].float().softmax(-1).cpu()
 
 
@@ -68,7 +68,7 @@ def prompt_ids(ear: Ear, language: str | None) -> list[int]:
     return [ear.id(token) for token in (START, *spoken, NO_TIMES)]
 
 
-def decode(ear: Ear, network: nn.Module, encoded: Tensor, prompt: Sequence[int], nobody: float,
+def decode(ear: Ear, network: nn.Module, encoded: object, prompt: Sequence[int], nobody: float,
            on_id: Callable[[int], None]) -> Heard:
     """The text ids of an encoded window; none where nobody speaks.
 
@@ -77,13 +77,13 @@ def decode(ear: Ear, network: nn.Module, encoded: Tensor, prompt: Sequence[int],
     """
     from transformers import LogitsProcessorList, StoppingCriteriaList
     from transformers.generation import GenerationMixin
-    from transformers.modeling_outputs import BaseModelOutput
 
     places = ear.config.max_position_embeddings if ear.kind == MOONSHINE else ear.config.max_target_positions
     watch, choice = _Watch(len(prompt), ear.end, on_id), _Choice(ear, len(prompt))
     # Whisper's own version of this divides and repeats windows by rules of its own.
+    given = torch.tensor([prompt], device=encoded[0].device)
     GenerationMixin.generate(
-        network, encoder_outputs=BaseModelOutput(encoded), decoder_input_ids=torch.tensor([prompt], device=encoded.device),
+        network, encoder_outputs=encoded, decoder_input_ids=given,
         decoder_start_token_id=prompt[0], max_new_tokens=places - len(prompt), eos_token_id=ear.end,
         pad_token_id=prompt[0], do_sample=False, num_beams=1,       # one row has no padding; transformers wants an id
         logits_processor=LogitsProcessorList([choice]), stopping_criteria=StoppingCriteriaList([watch]))

@@ -1,9 +1,9 @@
 """A folder of Whisper or Moonshine as it was published for transformers: which it is, whether it is whole, its network.
 
-Three things are read: ``config.json``, ``tokenizer.json`` and the weights, of which headers and names are checked before
-any tensor is. ``generation_config.json`` is taken into account where it is there. Nothing else is needed, a
-preprocessor's settings neither: sizes tell them. transformers only makes the network; it is given tensors, not paths, and
-so reaches for no file and no address.
+Three things are read: ``config.json``, ``tokenizer.json`` and the weights, of which headers and names are checked
+before any tensor is. ``generation_config.json`` counts where it is there. Nothing else is needed, a preprocessor's
+settings neither: sizes tell them. transformers only makes the network; it is given tensors, not paths, and so reaches
+for no file and no address.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..hub import Published
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILES = (CONFIG, GENERATION, TOKENIZER, WEIGHTS)
 PICKLED = "pytorch_model.bin"       # read as tensors alone
 TIED = "proj_out.weight"            # files leave it out: it is the table of the text ids
 MULTILINGUAL_IDS = 51865            # of Whisper; its English-only tables have one id less
@@ -84,9 +85,10 @@ class Ear:
     def build(self, dtype: torch.dtype) -> nn.Module:
         """The network with its weights, on the CPU."""
         tensors = {name: own(tensor, dtype) for name, tensor in _tensors(self.weights)}
-        network = getattr(_transformers(), CLASSES[self.kind][1]).from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype)
-        # Its own would bring rules of earlier versions along.
-        network.generation_config = _transformers().GenerationConfig()
+        made = _classes(self.kind)[1]
+        network = made.from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype)
+        # What it makes of the configuration holds rules of earlier versions.
+        network.generation_config = type(network.generation_config)()
         return network.eval().requires_grad_(False)
 
 
@@ -95,7 +97,7 @@ def published(name: str) -> dict[str, Published]:
     if name not in PUBLISHED:
         return {}
     repository, licence = PUBLISHED[name]
-    return {file: Published(repository, file, None, None, licence) for file in (CONFIG, GENERATION, TOKENIZER, WEIGHTS)}
+    return {file: Published(repository, file, None, None, licence) for file in FILES}
 
 
 def find(folder: Path, file: str) -> Path | None:
@@ -110,12 +112,12 @@ def kind(folder: Path) -> str | None:
         found = _json(folder / CONFIG).get("model_type")
     except (OSError, ValueError):
         return None
-    return found if found in CLASSES else None
+    return found if isinstance(found, str) and found in CLASSES else None
 
 
 def present(folder: Path) -> list[Path]:
     """Every file in the folder that is read."""
-    found = [find(folder, file) for file in (CONFIG, GENERATION, TOKENIZER, WEIGHTS)]
+    found = [find(folder, file) for file in FILES]
     shards = _shards(folder) if found[-1] == folder / INDEX else []
     return [path for path in (*found, *shards) if path is not None]
 
@@ -126,12 +128,11 @@ def open_folder(folder: Path) -> Ear:
     FileNotFoundError lists every file that is missing; ValueError for a folder of something else, and for files that
     are broken or do not fit each other.
     """
-    settings = _json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    found = settings.get("model_type")
-    if settings and found not in CLASSES:
+    settings, found = _json(folder / CONFIG) if (folder / CONFIG).is_file() else None, kind(folder)
+    if settings is not None and found is None:
+        says = settings.get("model_type") or settings.get("architectures") or "nothing known"
         raise ValueError(f"{folder}: this is no folder of Whisper or Moonshine; {CONFIG} says that it is "
-                         f"{short(found or settings.get('architectures') or 'nothing known')}. Choose a folder of one "
-                         "of them, such as openai/whisper-tiny.")
+                         f"{short(says)}. Choose a folder of one of them, such as openai/whisper-tiny.")
     _check_present(folder)
     config, expected = _config(folder, found, settings)
     checkpoints = tuple(open_checkpoint(path) for path in _weight_files(folder))
@@ -152,10 +153,9 @@ def _check_present(folder: Path) -> None:
     if find(folder, WEIGHTS) == folder / INDEX:
         missing += [path.name for path in _shards(folder) if not path.is_file()]
     if missing:
-        verb = "are" if len(missing) > 1 else "is"
-        raise FileNotFoundError(f"{folder}: {', '.join(missing)} {verb} missing. Put {'them' if len(missing) > 1 else 'it'} "
-                                "there, from the repository of this model, or switch `download` on for a folder "
-                                f"that can be fetched ({', '.join(PUBLISHED)}).")
+        raise FileNotFoundError(f"{folder}: of its files these are missing: {', '.join(missing)}. Put them there from "
+                                "the repository of this model, or switch `download` on for a folder that can be "
+                                f"fetched ({', '.join(PUBLISHED)}).")
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -175,17 +175,14 @@ def _weight_files(folder: Path) -> list[Path]:
 def _config(folder: Path, kind: str, settings: Mapping) -> tuple[object, Shapes]:
     """transformers' object with the sizes that the file tells, and the tensors of a network of these sizes."""
     sizes = {key: value for key, value in settings.items() if key not in FOREIGN and not key.startswith("_")}
-    made, network = (getattr(_transformers(), name, None) for name in CLASSES[kind])
-    if made is None or network is None:
-        raise ImportError(f"Transcribe Speech: this version of transformers knows no {kind.capitalize()}; update it, or "
-                          "choose a folder of Whisper.")
+    made, network = _classes(kind)
     try:
         config = made.from_dict(sizes)
         with torch.device("meta"):
             return config, shapes_of(network(config).state_dict())
     except Exception as error:      # whatever their checks raise
-        raise ValueError(f"{folder / CONFIG}: no network can be made of these sizes ({short(error)}). Download the file "
-                         "again.") from error
+        raise ValueError(f"{folder / CONFIG}: no network can be made of these sizes ({short(error)}). Download the "
+                         "file again.") from error
 
 
 def _check_weights(folder: Path, kind: str, expected: Shapes, checkpoints: Iterable[Checkpoint]) -> None:
@@ -232,11 +229,12 @@ def _json(path: Path) -> dict:
     return found
 
 
-def _transformers():
+def _classes(kind: str) -> tuple[type, type]:
+    """transformers' classes of a configuration and of a network."""
     try:
         import transformers
-        transformers.WhisperForConditionalGeneration        # looked up when asked for, which may fail
-    except ImportError as error:
-        raise ImportError(f"Transcribe Speech: transformers cannot be used ({short(error)}). Install ComfyUI's "
-                          "requirements again.") from error
-    return transformers
+        configuration, network = (getattr(transformers, name) for name in CLASSES[kind])
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"Transcribe Speech: transformers cannot make a {kind.capitalize()} ({short(error)}). "
+                          "Install ComfyUI's requirements again, or update it.") from error
+    return configuration, network

@@ -14,15 +14,16 @@ from .decode import BUDGET, END, LOOP, NOBODY, RATE_HZ
 from .folder import MOONSHINE, Ear
 from .windows import windows
 
+ROLE = "Transcribe Speech"
 AUTO, ENGLISH = "auto", "en"
 IDS_PER_SECOND = 4.0    # of speech, about, by which the bar moves within a window
 STEPS_PER_SECOND = 10   # of the bar
 
 # Codes of the languages that Whisper tells apart, the last of them from large-v3 on.
 LANGUAGES = tuple("""
-af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fo fr gl gu ha haw he hi hr ht hu hy id is it ja
-jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr
-su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo zh yue
+af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fo fr gl gu ha haw he hi hr ht hu hy id is it
+ja jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so
+sq sr su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo zh yue
 """.split())
 
 ENDINGS = {LOOP: "went round in circles, of which one round is kept", BUDGET: "ran out of room"}
@@ -33,17 +34,17 @@ logger = logging.getLogger(__name__)
 def check_language(ear: Ear, language: str) -> None:
     """``ValueError`` for a code that is unknown, or that the model does not take."""
     if language not in (AUTO, *LANGUAGES):
-        raise ValueError(f"Transcribe Speech: language: {language!r} is not known; choose auto, or a code such as en.")
+        raise ValueError(f"{ROLE}: language: {language!r} is not known; choose auto, or a code such as en.")
     if language in (AUTO, ENGLISH):
         return
     if ear.kind == MOONSHINE:
-        raise ValueError(f"Transcribe Speech: language: {language!r} cannot be asked of Moonshine ({ear.folder}): each of "
-                         "its models knows one language and no other; choose auto.")
+        raise ValueError(f"{ROLE}: language: {language!r} cannot be asked of Moonshine ({ear.folder}): each of its "
+                         "models knows one language and no other; choose auto.")
     if not ear.multilingual:
-        raise ValueError(f"Transcribe Speech: language: {language!r}, but {ear.folder} knows English alone; choose auto "
-                         "or en, or a multilingual model, whose name does not end in .en.")
+        raise ValueError(f"{ROLE}: language: {language!r}, but {ear.folder} knows English alone; choose auto or en, or "
+                         "a multilingual model, whose name does not end in .en.")
     if ear.tokenizer.token_to_id(f"<|{language}|>") is None:
-        raise ValueError(f"Transcribe Speech: language: {ear.folder} does not know {language!r}; choose auto or another.")
+        raise ValueError(f"{ROLE}: language: {ear.folder} does not know {language!r}; choose auto or another.")
 
 
 def transcribe(ear: Ear, network: nn.Module, clips: Sequence[Clip], language: str, device: torch.device,
@@ -59,7 +60,7 @@ def transcribe(ear: Ear, network: nn.Module, clips: Sequence[Clip], language: st
         words = _row(ear, network, wave, language, device, row,
                      lambda steps, done=done: on_step(done + steps, total))
         if not words:
-            raise ValueError(f"Transcribe Speech: audio: no words are heard in row {row} ({wave.shape[0] / RATE_HZ:.1f} s). "
+            raise ValueError(f"{ROLE}: audio: no words are heard in row {row} ({wave.shape[0] / RATE_HZ:.1f} s). "
                              "Listen to it, or choose a larger model.")
         found.append(words)
         done += _steps(wave)
@@ -93,8 +94,8 @@ def _row(ear: Ear, network: nn.Module, wave: Tensor, language: str, device: torc
         if language == AUTO and not any(rows) and not heard.ids:
             spoken = None
         if heard.ended != END:
-            logger.warning("Transcribe Speech: audio: row %d, %.1f to %.1f s: the model %s; words may be missing there.",
-                           row, begin / RATE_HZ, end / RATE_HZ, ENDINGS[heard.ended])
+            logger.warning("%s: audio: row %d, %.1f to %.1f s: the model %s; words may be missing there.",
+                           ROLE, row, begin / RATE_HZ, end / RATE_HZ, ENDINGS[heard.ended])
         rows.append(heard.ids)
     return _text(ear, rows)
 

@@ -41,6 +41,14 @@ def open_ear(name: str, download: bool = False, on_progress: files.OnProgress = 
     return folder.open_folder(files.find_folder(name, published, folder.find, download, on_progress, MARKS))
 
 
+class SpeechToText(nn.Module):
+    """A network as ComfyUI can hold it: it notes the device on a module, which those of transformers refuse."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+
 @contextmanager
 def loaded(ear: Ear, device: str, working_bytes: int) -> Iterator[tuple[nn.Module, torch.device]]:
     """The network where it computes, with room to work, and that device. Nothing keeps it after the block.
@@ -58,7 +66,8 @@ def loaded(ear: Ear, device: str, working_bytes: int) -> Iterator[tuple[nn.Modul
     with torch.inference_mode(False):
         network = ear.build(_dtype(ear, place))
     comfy.model_management.archive_model_dtypes(network)
-    patcher = maker(network, load_device=place, offload_device=comfy.model_management.unet_offload_device())
+    patcher = maker(SpeechToText(network), load_device=place,
+                    offload_device=comfy.model_management.unet_offload_device())
     comfy.model_management.load_models_gpu([patcher], memory_required=working_bytes, force_full_load=True)
     yield network, place
 
