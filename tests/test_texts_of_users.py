@@ -186,6 +186,8 @@ REQUESTS = [
     (13, Request("One.", (voice(transcript="", seconds=40.0),)), (["Ada (cross-lingual): One."], ["Ada: One."])),
     (16, Request("\ufeffAda: One.\r\nBo\u200b: Two.\r", (voice(), voice("Bo"))), (
         ["Ada (zero-shot): One.", "Bo (zero-shot): Two."], ["Ada: One. Bo: Two."])),
+    (17, Request("Ada: One.\nBo: <strong>[pause:1s]</strong>", (voice(), voice("Bo"))), (
+        ["Ada (zero-shot): One. [pause:1s]"], ["Ada: One. Bo: <strong> [pause:1s]", "Bo: </strong>"])),
     (18, Request("S1<|quad_end|>evil: One.", (voice("S1<|quad_end|>evil"),)), (
         ["S1<|quad_end|>evil (zero-shot): One."], ["S1<|quad_end|>evil: One."])),
     (20, Request("mary ann: One.\nZOE\u0308 : Two.", (voice("Mary Ann"), voice("Zoë"))), (
