@@ -27,6 +27,7 @@ ALIKE = {
     "it": {"Audio", "Checkpoint", "Codec", "Demo", "Prompt"},
     "pl": {"Audio", "Demo", "Prompt", "Model", "Folder"},
     "pt": {"Checkpoint", "Codec", "Prompt", "Tokens"},
+    "zh": {"Checkpoint"},
 }
 translations = pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "en"])
 
@@ -120,6 +121,7 @@ FADE = "SpeechwrightFishDecode.inputs.joint_fade"
     ("zh", MODE, "dialogue", "对话", "'dialogue'"),
     ("pl", MODE, "Ada: Hello.", "Ada: Cześć.", "'Ada: Hello.'"),
     ("es", PROMPT, "", "Qué decir, de Codificador de habla.", "does not name"),
+    ("es", "SpeechwrightLoadModel.inputs.download.name", "", "Obtener", "does not name"),
     ("it", f"{FADE}.tooltip", "", "", "is empty"),
     ("it", f"{FADE}.tooltip", " ", "  ", "'  ' is no text"),
     ("ja", f"{FADE}.tooltip", "", "Milliseconds of fade on each side of a joint.", "is not in the script"),

@@ -24,6 +24,8 @@ FOREIGN = {
 FOREIGN_TO_LATIN = r"[\u0370-\u1dff\u2e80-\uffff]"
 LENGTHS = {"zh": (0.2, 0.9), "ja": (0.25, 1.1)}         # in letters for each English one
 LATIN_LENGTHS = (0.6, 1.75)
+# Inputs that texts tell to set, and where their labels are.
+LABELS = {"need download": "SpeechwrightLoadModel.inputs.download.name"}
 SHORT = 40                                              # a word more or less is a large share of fewer letters
 # The editor reads descriptions and names as patterns in which these stand for something else.
 PATTERN_SIGNS = re.compile(r"[{}@|]")
@@ -95,10 +97,14 @@ def faults(language: str, english: Mapping[str, Mapping], translated: Mapping[st
             found.append(f"{place}: {own!r} is the English text")
         if numbers(text) != numbers(own):
             found.append(f"{place}: numbers {numbers(own)} in place of {numbers(text)}")
-        found += [f"{place}: says {word!r} {own.count(word)} times in place of {times}"
-                  for word, times in verbatim(text, options.get(place, frozenset())).items() if own.count(word) < times]
+        chosen = options.get(place, frozenset())
+        said = {word: count(own, word) if word in chosen else own.count(word) for word in verbatim(text, chosen)}
+        found += [f"{place}: says {word!r} {said[word]} times in place of {times}"
+                  for word, times in verbatim(text, chosen).items() if said[word] < times]
         found += [f"{place}: does not name {translated[node]['display_name']!r}"
                   for node in named_nodes(text, titles) if translated[node]["display_name"] not in own]
+        found += [f"{place}: does not name {target[label]!r}"
+                  for words, label in LABELS.items() if words in text and target[label] not in own]
         found += [f"{place}: {problem}" for problem in _form(language, text, own, is_name=place.endswith("name"))]
     if language.split("-")[0] in FUNCTION_WORDS:
         found += _language(language.split("-")[0], " ".join(target.values()))
