@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -289,11 +290,15 @@ def load_demo(title: str, precision: str = "auto", device: str = "auto") -> Spee
     folder.mkdir(parents=True, exist_ok=True)
     for file, make in demo.files.items():
         if not (folder / file).is_file():
-            unfinished = folder / f"{file}.{os.getpid()}.part"
+            unfinished = folder / f"{file}.{os.getpid()}.{threading.get_ident()}.part"
             save_file(make(), unfinished)
             unfinished.replace(folder / file)
     logger.warning("Demo weights are random: what they say is noise, of the right length.")
-    return SpeechModel(demo.open(folder), precision, _device(device))
+    opened = demo.open(folder)
+    model = SpeechModel(opened, precision, _device(device))
+    for part in opened.parts:       # another server that starts empties the folder
+        model._patcher(part)
+    return model
 
 
 def _dtype(opened: Opened, precision: str) -> torch.dtype | None:

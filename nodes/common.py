@@ -7,6 +7,9 @@ import comfy.model_management
 import comfy.utils
 from comfy_api.latest import io
 
+from ..loader import SpeechModel
+from ..wires import SpeechPrompt, SpeechTokens, Voice
+
 CATEGORY = "audio/speech"
 MAX_SEED = 2**64 - 1
 
@@ -14,6 +17,27 @@ SpeechModelType = io.Custom("SPEECH_MODEL")
 SpeechVoiceType = io.Custom("SPEECH_VOICE")
 SpeechTokensType = io.Custom("SPEECH_TOKENS")
 SpeechPromptType = io.Custom("SPEECH_PROMPT")
+
+# What each wire of ours carries, and who makes it.
+MAKERS = {
+    SpeechModel: ("SPEECH_MODEL", "Load Speech Model"),
+    Voice: ("SPEECH_VOICE", "a Voice or Voice Library"),
+    SpeechPrompt: ("SPEECH_PROMPT", "Encode Speech Prompt"),
+    SpeechTokens: ("SPEECH_TOKENS", "a sampler, S3 Tokenize or Encode Fish Codes"),
+}
+
+
+def check_wire(value: object, kind: type, role: str) -> None:
+    """ValueError unless ``value`` is what the wire carries: switches and nulls bring nothing, or something else."""
+    if not isinstance(value, kind):
+        wire, makers = MAKERS[kind]
+        found = "nothing" if value is None else type(value).__name__
+        raise ValueError(f"{role}: expected {wire}, got {found}; connect {makers}.")
+
+
+def given_text(text: str | None) -> str:
+    """"" for nothing, and for "None", which ComfyUI makes of a null that comes over its interface."""
+    return "" if text in (None, "None") else text
 
 
 def progress_and_interrupt(every: int = 1) -> Callable[[int, int], None]:

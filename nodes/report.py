@@ -5,7 +5,8 @@ from comfy_api.latest import io
 
 from ..audio import clips
 from ..report import picture, pipeline
-from .common import CATEGORY, SpeechTokensType
+from ..wires import SpeechTokens
+from .common import CATEGORY, SpeechTokensType, check_wire
 
 
 class SpeechReport(io.ComfyNode):
@@ -42,5 +43,7 @@ class SpeechReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, tokens=None, audio=None, width: int = picture.WIDTH, row: int = 0) -> io.NodeOutput:
+        if tokens is not None:
+            check_wire(tokens, SpeechTokens, "Speech Report: tokens")
         sounds = clips(audio, "Speech Report: audio") if audio is not None else None
         return io.NodeOutput(*pipeline.report(tokens, sounds, row, width))

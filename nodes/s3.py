@@ -4,6 +4,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..audio import check_speech, clips, to_comfy
+from ..loader import SpeechModel
 from ..s3gen import pipeline as s3gen_pipeline
 from ..wires import Piece, SpeechTokens, Voice
 from .common import (
@@ -12,6 +13,7 @@ from .common import (
     SpeechModelType,
     SpeechTokensType,
     SpeechVoiceType,
+    check_wire,
     progress_and_interrupt,
 )
 
@@ -37,6 +39,7 @@ class S3Tokenize(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, audio) -> io.NodeOutput:
+        check_wire(model, SpeechModel, "S3 Tokenize: model")
         model.require("S3 Tokenize", "tokenizer")
         sources = clips(audio, "S3 Tokenize: audio")
         for source in sources:
@@ -88,6 +91,10 @@ class S3Token2Wav(io.ComfyNode):
     @classmethod
     def execute(cls, model, tokens, seed: int, voice=None, steps: int = 0, cfg: float = 0.7,
                 joint_fade: float = 20.0) -> io.NodeOutput:
+        check_wire(model, SpeechModel, "S3Token2Wav: model")
+        check_wire(tokens, SpeechTokens, "S3Token2Wav: tokens")
+        if voice is not None:
+            check_wire(voice, Voice, "S3Token2Wav: voice")
         model.require("S3Token2Wav", "synthesis", "tokenizer", "speaker")
         tokens.require(model.token_kind, "S3Token2Wav")
         report = progress_and_interrupt()
