@@ -64,15 +64,15 @@ class MelFlow(TokenFlow):
 def mels(
     flow: MelFlow, rows: Sequence, voices: Sequence[Voice], noise: Sequence[Tensor] | None = None, *,
     schedule: Schedule | None = None, guidance: float = GUIDANCE, finalize: bool = True, streaming: bool = False,
-    on_step: OnStep | None = None, device: torch.device | str = "auto",
+    on_step: OnStep | None = None, device: torch.device | str = "auto", even: int = 1,
 ) -> list[Tensor]:
     """Ids (N_i,) per row, in a voice each -> (M, 2 N_i), computed as one batch; no row sees another.
 
     voices: (ids (L,), mel (F, M), embedding (D,)) of each row, as ``s3gen.inputs.voices`` gives; L and F may be 0.
     noise: (M, 2 L + 2 N_i or more) per row, by default that of seed 0. Without ``finalize`` the last three tokens
     are read as lookahead only: (M, 2 N_i - 6). streaming: no frame sees beyond its block of 50, which makes the
-    blocks that are complete those of the whole; it sounds a little different. ``ValueError`` for 0 tokens and
-    for ids that are no speech.
+    blocks that are complete those of the whole; it sounds a little different. even: computed at a multiple of so
+    many tokens. ``ValueError`` for 0 tokens and for ids that are no speech.
     """
     ids = [inputs.token_rows(row, None, flow.vocabulary)[0] for row in rows]
     held = 0 if finalize else LOOKAHEAD_TOKENS
@@ -80,7 +80,7 @@ def mels(
         raise ValueError(f"speech_tokens: {min(map(len, ids))} tokens with finalize=False, which holds back {held}; "
                          f"give at least {held + 1}, or finalize=True.")
     device = flow.on(device)
-    condition = flow.lay_out(ids, [tuple(part.to(device) for part in voice) for voice in voices], finalize, device)
+    condition = flow.lay_out(ids, [tuple(part.to(device) for part in voice) for voice in voices], finalize, device, even)
     if streaming:
         condition = replace(condition, block_frames=BLOCK_FRAMES)
     if noise is None:

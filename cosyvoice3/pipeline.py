@@ -32,6 +32,12 @@ SCORE_BYTES = 128               # of attention that no fused kernel serves: 16 h
 FRAME_BYTES = 100_000           # of the transformer, for each frame
 VOCODER_FRAME_BYTES = 400_000   # for each frame of a segment
 
+# On a CPU torch keeps how it computes each layer at each length, for a thousand of them: a long text, whose pieces all
+# differ, would take a gigabyte. So there the vocoder's segments are short, and of one length, and the flow sees
+# silence behind the last token.
+CPU_SEGMENT_FRAMES = 256
+CPU_TOKENS = 64
+
 
 class Token2Wav(nn.Module):
     """The flow and the vocoder, which are moved together."""
@@ -73,18 +79,21 @@ def speak(
     steps = inputs.step_count(steps, BASE_STEPS, "steps")
     schedule = flow.schedule(steps, device)
 
+    on_cpu = device.type == "cpu"
+
     def say(piece: Piece, own_seed: int, _: bool, advance: Callable[[int], None]) -> Tensor:
         own_seed = own_seed if seed else 0
         speaker, = inputs.voices(pieces.own(voice, piece), 1, flow.vocabulary, device)
 
         def window(ids: Tensor, noise: Tensor) -> Tensor:
             return mels(flow, [ids], [speaker], [noise], schedule=schedule, guidance=guidance,
-                        on_step=lambda *_: advance(1), device=device)[0][None]
+                        on_step=lambda *_: advance(1), device=device, even=CPU_TOKENS if on_cpu else 1)[0][None]
 
         ids = piece.ids[0]
         z = start_noise(flow.config.mels, len(speaker[1]) + UPSAMPLING * len(ids), own_seed)
         mel = pieces.mel_in_windows(ids, z, window)
-        return vocoder(mel, seed=own_seed, on_segment=lambda: advance(0))[0].cpu()
+        segments = {"segment": CPU_SEGMENT_FRAMES, "even": True} if on_cpu else {}
+        return vocoder(mel, seed=own_seed, on_segment=lambda: advance(0), **segments)[0].cpu()
 
     return pieces.speak(tokens, say, seed, steps, SAMPLE_RATE_HZ, fade_ms, on_step)
 

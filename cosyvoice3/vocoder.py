@@ -122,10 +122,11 @@ class CausalHiFT(nn.Module):
         """The phases int64 (B,) in which a pitch (B, F), F > 0, ends that began in ``start``."""
         return phases(f0, start)[:, -1]
 
-    def decode(self, mel: Tensor, source: Tensor, finalize: bool = True) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, finalize: bool = True, least: int = SHORTEST_FRAMES) -> Tensor:
         """(B, M, F), excitation (B, 1, 480 F) -> (B, 480 F) within +-0.99
 
-        Without finalize, excitation (B, 1, 480 (F - 3)) -> (B, 480 (F - 8)).
+        Without finalize, excitation (B, 1, 480 (F - 3)) -> (B, 480 (F - 8)). least: frames that are computed, with
+        silence behind the given ones.
         """
         spectrum = stft(source)                                                         # (B, 18, 120 F + 1)
         if finalize:
@@ -133,7 +134,7 @@ class CausalHiFT(nn.Module):
         else:
             mel = mel[:, :, : source.shape[2] // HOP_SAMPLES]
             spectrum = spectrum[:, :, : -LOOKAHEAD_FRAMES * HOP_SAMPLES // FFT_HOP_SAMPLES]
-        frames, short = spectrum.shape[2], max(0, SHORTEST_FRAMES + LOOKAHEAD_FRAMES - mel.shape[2])
+        frames, short = spectrum.shape[2], max(0, least + LOOKAHEAD_FRAMES - mel.shape[2])
         mel = F.pad(mel, (0, short))
         spectrum = F.pad(spectrum, (0, short * HOP_SAMPLES // FFT_HOP_SAMPLES))
         x = self.conv_pre(as_line(mel))                                                 # (B, C, 1, F)
@@ -156,7 +157,7 @@ class CausalHiFT(nn.Module):
     @torch.no_grad()
     def forward(
         self, mel: Tensor, *, seed: int = 0, noise: Tensor | None = None, finalize: bool = True, exact: bool = True,
-        segment: int = SEGMENT_FRAMES, on_segment: Callable[[], None] = lambda: None,
+        segment: int = SEGMENT_FRAMES, on_segment: Callable[[], None] = lambda: None, even: bool = False,
     ) -> Tensor:
         """Mel (B, M, F) -> wave (B, 480 F) within +-0.99
 
@@ -166,7 +167,7 @@ class CausalHiFT(nn.Module):
 
         Each ``segment`` of frames is decoded with those before it that reach into it, so that the pieces equal
         the whole: memory beside mel and wave is bounded. ``on_segment`` is called before each and may raise to
-        cancel.
+        cancel. even: all are computed at one length, the last with silence behind it.
         """
         rows, heard = self._frames(mel, finalize)
         mel, waves = mel.float(), [mel.new_zeros(rows, 0, dtype=torch.float32)]
@@ -177,7 +178,8 @@ class CausalHiFT(nn.Module):
             right = end + HELD_FRAMES
             ends = finalize and right >= mel.shape[2]
             excited = right if ends else right - PITCH_LOOKAHEAD_FRAMES
-            wave = self.decode(mel[:, :, left:right], source[:, :, HOP_SAMPLES * left : HOP_SAMPLES * excited], ends)
+            wave = self.decode(mel[:, :, left:right], source[:, :, HOP_SAMPLES * left : HOP_SAMPLES * excited], ends,
+                               CONTEXT_FRAMES + segment + HELD_FRAMES if even else SHORTEST_FRAMES)
             waves.append(wave[:, HOP_SAMPLES * (start - left) : HOP_SAMPLES * (end - left)])
         return torch.cat(waves, dim=1)
 

@@ -262,14 +262,14 @@ class Condition:
 
     def valid(self) -> Tensor | None:
         """bool (B, F), true at real frames; None where there are no others"""
-        return real(self.frames, self.mu.device)
+        return real(self.frames, self.mu.device, self.mu.shape[1])
 
 
-def real(lengths: list[int], device: torch.device) -> Tensor | None:
-    """bool (B, longest), true before the end of each row; None where all are equally long"""
-    if min(lengths) == max(lengths):
+def real(lengths: list[int], device: torch.device, longest: int) -> Tensor | None:
+    """bool (B, longest), true before the end of each row; None where all are as long"""
+    if min(lengths) == longest:
         return None
-    return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
+    return torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
 
 
 class TokenFlow(nn.Module):
@@ -290,23 +290,25 @@ class TokenFlow(nn.Module):
         """(B, L, D) and, where rows are padded, bool (B, L) -> (B, 2L, M)"""
         raise NotImplementedError
 
-    def lay_out(self, rows: list[Tensor], voices: list[Voice], finalize: bool, device: torch.device) -> Condition:
+    def lay_out(self, rows: list[Tensor], voices: list[Voice], finalize: bool, device: torch.device,
+                even: int = 1) -> Condition:
         """``condition`` of rows of ids (N_i,), each behind the prompt of its voice."""
         return self.condition(
             [torch.cat((prompt, row)).to(device) for (prompt, _, _), row in zip(voices, rows)],
-            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize)
+            [mel for _, mel, _ in voices], torch.stack([speaker for _, _, speaker in voices]), finalize, even)
 
-    def condition(self, ids: list[Tensor], prompt_mel: list[Tensor], embedding: Tensor, finalize: bool) -> Condition:
+    def condition(self, ids: list[Tensor], prompt_mel: list[Tensor], embedding: Tensor, finalize: bool,
+                  even: int = 1) -> Condition:
         """Lay out B utterances.
 
         ids: int64 (L_i,) per row, the prompt's and then the utterance's; prompt_mel: (F_i, M) per
         row; embedding: (B, D) of the speakers. Without ``finalize`` the last three tokens are read
-        as lookahead only: six frames fewer come out.
+        as lookahead only: six frames fewer come out. even: rows are padded to a multiple of so many tokens.
         """
         lengths = [len(row) for row in ids]
-        longest = max(lengths)
+        longest = -(-max(lengths) // even) * even
         padded = torch.stack([F.pad(row, (0, longest - len(row))) for row in ids])      # (B, L)
-        mu = self.read(self.input_embedding(padded), real(lengths, padded.device))      # (B, 2L, M)
+        mu = self.read(self.input_embedding(padded), real(lengths, padded.device, longest))      # (B, 2L, M)
         held = 0 if finalize else LOOKAHEAD_TOKENS
         mu = mu[:, : UPSAMPLING * (longest - held)]                                     # (B, F, M)
         prompt = torch.zeros_like(mu)

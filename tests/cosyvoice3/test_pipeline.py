@@ -120,7 +120,8 @@ def test_one_piece_is_the_flow_and_then_the_vocoder(voice, seed):
     prompt = (voice["prompt_token"][0], voice["prompt_feat"][0], voice["embedding"][0])
     noise = start_noise(80, 2 * (25 + 20), seed)
     mel, = mels(flow, [ids(20)], [prompt], [noise], schedule=flow.schedule(3), guidance=0.5)
-    assert torch.equal(wave, demo_vocoder()(mel[None], seed=seed)[0])
+    # On a CPU both are computed with silence behind them, whose last bits differ.
+    torch.testing.assert_close(wave, demo_vocoder()(mel[None], seed=seed)[0], atol=2e-3, rtol=0)
 
 
 def test_published_number_of_steps(voice):
@@ -169,7 +170,7 @@ def test_every_seed_is_a_seed(voice, seed):
 
 def test_long_piece_is_spoken_in_windows(voice):
     """Beyond 30 s the flow runs in windows that start from one noise; before the first seam nothing changes."""
-    def one_bin(mel: torch.Tensor, seed: int, on_segment) -> torch.Tensor:
+    def one_bin(mel: torch.Tensor, seed: int, on_segment, segment: int, even: bool) -> torch.Tensor:
         return mel[:, 3]
 
     long, seen = piece(800), []

@@ -3,12 +3,17 @@
 ``GET /probe`` lists the models that ComfyUI holds in memory, and whether its worker has yet to hear of a
 request for memory. ``POST /probe/hold`` stops the next job after
 the next step of progress until somebody interrupts it: tiny models are faster than any request, so an
-interruption would otherwise come too late, now and then.
+interruption would otherwise come too late, now and then. ``POST /probe/memory`` gives back what is free and counts
+the peak from then on; ``GET /probe/memory`` tells it. The node ``ProbeAudio`` takes audio and tells its bytes: nodes
+that write files make copies of it.
 """
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
 import time
+from pathlib import Path
 
 import comfy.model_management
 from aiohttp import web
@@ -18,7 +23,22 @@ from kit.offline import block_network
 
 HOLD_LIMIT_S = 60
 
-NODE_CLASS_MAPPINGS: dict = {}
+
+class ProbeAudio:
+    """Where audio ends without a copy of it."""
+
+    CATEGORY, FUNCTION, OUTPUT_NODE, RETURN_TYPES = "test", "look", True, ()
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict:
+        return {"required": {"audio": ("AUDIO",)}}
+
+    def look(self, audio: dict) -> dict:
+        wave = audio["waveform"]
+        return {"ui": {"bytes": [wave.numel() * wave.element_size()], "shape": list(wave.shape)}}
+
+
+NODE_CLASS_MAPPINGS = {"ProbeAudio": ProbeAudio}
 
 wanted, holding = threading.Event(), threading.Event()
 send_sync = PromptServer.send_sync
@@ -47,6 +67,25 @@ async def state(request):
 async def hold(request):
     wanted.set()
     return web.json_response({})
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+@PromptServer.instance.routes.post("/probe/memory")
+async def settle(request):
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")     # the peak is what is held now
+    return web.json_response({})
+
+
+@PromptServer.instance.routes.get("/probe/memory")
+async def memory(request):
+    return web.json_response({"held": status("VmRSS"), "peak": status("VmHWM")})
 
 
 PromptServer.send_sync = send_and_hold
