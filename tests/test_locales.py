@@ -32,10 +32,6 @@ ALIKE = {
 translations = pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "en"])
 
 
-def definitions(language: str) -> dict:
-    return json.loads(locales.path(language).read_text(encoding="utf-8"))
-
-
 def found(language: str, translated: dict) -> list[str]:
     own = ALIKE.get(language.split("-")[0], set())
     return faults(language, ENGLISH, translated, frozenset(TERMS | own), OPTIONS)
@@ -44,7 +40,24 @@ def found(language: str, translated: dict) -> list[str]:
 def test_english_is_what_the_schemas_say():
     """A tooltip that had changed stayed as it was for all who had not asked for another language."""
     assert locales.path("en").read_text(encoding="utf-8") == locales.text_of(ENGLISH), (
-        f"locales/en is not what the schemas say; `{locales.COMMAND}` writes it anew, and the other languages follow.")
+        f"locales/en is not what the schemas say; `{locales.COMMAND}` writes it anew, and marks "
+        "in the other languages what has to be translated again.")
+
+
+def test_other_languages_are_marked_where_english_is_another():
+    """A tooltip was corrected, and nine languages went on saying what it had said before."""
+    before = {"A": {"display_name": "Voice", "description": "Says.", "inputs": {"old": {"name": "Width"}}}}
+    translated = {"A": {"display_name": "Stimme", "description": "Sagt.", "inputs": {"old": {"name": "Breite"}}}}
+    assert locales.follow(before, before, translated) == translated
+    now = {"A": {"display_name": "Voice", "description": "Speaks.", "inputs": {
+        "other": {"name": "Width"}, "new": {"name": "Row"}}}, "B": {"display_name": "Says."}}
+    marked = {"A": {"display_name": "Stimme", "description": "?? Sagt.", "inputs": {
+        "other": {"name": "Breite"}, "new": {"name": "?? Row"}}}, "B": {"display_name": "Sagt."}}
+    assert locales.follow(before, now, translated) == marked
+    assert locales.follow(now, now, marked) == marked
+    translated = locales.follow(ENGLISH, {**ENGLISH, "SpeechwrightVoice": {
+        **ENGLISH["SpeechwrightVoice"], "description": "A voice."}}, locales.read("de"))
+    assert found("de", translated) == ["SpeechwrightVoice.description: '??' is no text"]
 
 
 def test_ids_of_inputs_are_those_that_the_editor_looks_up():
@@ -81,12 +94,12 @@ def test_files_are_written_in_one_form(language):
 
 @translations
 def test_says_what_the_english_text_says(language):
-    assert found(language, definitions(language)) == []
+    assert found(language, locales.read(language)) == []
 
 
 @translations
 def test_titles_of_nodes_differ(language):
-    titles = [entry["display_name"] for entry in definitions(language).values()]
+    titles = [entry["display_name"] for entry in locales.read(language).values()]
     assert len(set(titles)) == len(titles)
 
 
@@ -100,7 +113,7 @@ def test_titles_of_nodes_differ(language):
 ])
 def test_terms_are_the_editor_s(language, terms):
     """Two words for one thing side by side: the nodes of ComfyUI itself have theirs."""
-    source, target = locales.texts(ENGLISH), locales.texts(definitions(language))
+    source, target = locales.texts(ENGLISH), locales.texts(locales.read(language))
     assert {text: target[place] for place, text in source.items() if text in terms} == terms
 
 
@@ -136,7 +149,7 @@ FADE = "SpeechwrightFishDecode.inputs.joint_fade"
     ("de", f"{FADE}.tooltip", "", "Millisekunden, über die auf jeder Seite ausgeblendet wird.", "elsewhere"),
 ])
 def test_what_is_amiss_is_found(language, place, old, new, told):
-    translated = definitions(language)
+    translated = locales.read(language)
     *way, key = place.split(".")
     entry = translated
     for step in way:
@@ -148,7 +161,7 @@ def test_what_is_amiss_is_found(language, place, old, new, told):
 
 
 def test_what_is_missing_left_over_or_swapped_is_found():
-    translated = definitions("de")
+    translated = locales.read("de")
     entry = copy.deepcopy(translated)
     entry["SpeechwrightVoice"]["inputs"]["old"] = entry["SpeechwrightVoice"]["inputs"].pop("name")
     assert found("de", entry) == [
@@ -156,7 +169,7 @@ def test_what_is_missing_left_over_or_swapped_is_found():
         *(f"has SpeechwrightVoice.inputs.old.{key}, which no node has" for key in ("name", "tooltip"))]
     entry = dict(reversed(translated.items()))
     assert found("de", entry) == ["is not in the order of the schemas"]
-    assert found("de", definitions("pl"))[-1].startswith("is written in pl")
+    assert found("de", locales.read("pl"))[-1].startswith("is written in pl")
 
 
 # As ComfyUI takes them
@@ -167,8 +180,8 @@ def test_the_server_gives_the_page_what_the_files_say(comfy, language):
     """Whatever is not JSON, or has another name, is passed over without an error."""
     served = comfy.get("/i18n")
     ours = {node: entry for node, entry in served[language]["nodeDefs"].items() if node in INFO}
-    assert ours == definitions(language)
-    assert set(definitions(language)) <= set(comfy.get("/object_info"))
+    assert ours == locales.read(language)
+    assert set(locales.read(language)) <= set(comfy.get("/object_info"))
 
 
 def test_texts_of_other_packs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +197,7 @@ def test_texts_of_other_packs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     merged = CustomNodeManager().build_translations()
     assert sorted(merged) == LANGUAGES
     assert merged["de"]["nodeDefs"] == {
-        "Other": {"display_name": "a"}, **definitions("de"), "Another": {"display_name": "z"}}
+        "Other": {"display_name": "a"}, **locales.read("de"), "Another": {"display_name": "z"}}
 
 
 def test_the_command_is_told():

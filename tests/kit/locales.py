@@ -1,7 +1,7 @@
 """The texts of the nodes in English, made from their schemas: ``python tests/kit/locales.py`` writes ``locales/en``.
 
-It runs in an environment that has ComfyUI, as the tests do. The other languages are written by hand; the tests tell
-which of their texts are missing, are left over, or do not fit the English ones.
+It runs in an environment that has ComfyUI, as the tests do. The other languages are written by hand: there it puts the
+same ids, and ``??`` before each text whose English one is another now. The tests are red until those are gone.
 
 The editor looks a text up by the input's id with its dots made underscores: ``family.checkpoint``, an input that comes
 with a choice, and ``voices.voice0``, the first of those that grow, are ``family_checkpoint`` and ``voices_voice0``.
@@ -22,6 +22,7 @@ from kit.checkout import CHECKOUT
 FOLDER = CHECKOUT / "locales"
 FILE = "nodeDefs.json"
 COMMAND = "python tests/kit/locales.py"
+MARK = "?? "
 # What reads better than the id in plain words.
 LABELS = {"lm": "Language model"}
 WRITTEN_LARGE = {"cfg": "CFG", "mtp": "MTP"}
@@ -34,6 +35,10 @@ def languages() -> list[str]:
 
 def path(language: str) -> Path:
     return FOLDER / language / FILE
+
+
+def read(language: str) -> dict[str, dict]:
+    return json.loads(path(language).read_text(encoding="utf-8"))
 
 
 def text_of(definitions: Mapping) -> str:
@@ -132,12 +137,31 @@ def node_info() -> dict[str, dict]:
     return {info["name"]: info for info in infos}
 
 
+def follow(before: Mapping, now: Mapping, translated: Mapping) -> dict:
+    """A translation of the English texts ``before``, with the ids of ``now`` and a mark where there is work to do."""
+    old, target = texts(before), texts(translated)
+    known = {text: target[place] for place, text in old.items() if place in target}
+
+    def fill(place: str, value):
+        if isinstance(value, Mapping):
+            return {name: fill(f"{place}.{name}" if place else name, inner) for name, inner in value.items()}
+        if value in known:
+            return known[value]
+        return MARK + target.get(place, value).removeprefix(MARK)
+
+    return fill("", now)
+
+
 def main() -> None:
     from conftest import comfyui_root  # which makes the pack and ComfyUI importable
     if comfyui_root() is None:
         sys.exit("This needs ComfyUI: set SPEECHWRIGHT_COMFYUI to its folder.")
-    path("en").parent.mkdir(parents=True, exist_ok=True)
-    path("en").write_text(text_of(english(node_info())), encoding="utf-8")
+    before, now = read("en"), english(node_info())
+    for language in languages():
+        made = now if language == "en" else follow(before, now, read(language))
+        path(language).write_text(text_of(made), encoding="utf-8")
+        if marked := [place for place, text in texts(made).items() if text.startswith(MARK)]:
+            sys.stderr.write(f"{language}: {', '.join(marked)}\n")
 
 
 if __name__ == "__main__":
