@@ -9,7 +9,7 @@ from . import ears
 from .common import CATEGORY, progress_and_interrupt
 
 MIN_SECONDS = 0.1           # a short word takes twice as long
-WORKING_BYTES = 2**29       # of the largest Whisper: scores of 20 heads over 1500 places, 180 MB, before and after softmax
+WORKING_BYTES = 2**29       # of the largest Whisper: scores of 20 heads over 1500 places, 180 MB, and their softmax
 
 
 class Transcribe(io.ComfyNode):
