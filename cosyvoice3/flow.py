@@ -80,7 +80,8 @@ def mels(
         raise ValueError(f"speech_tokens: {min(map(len, ids))} tokens with finalize=False, which holds back {held}; "
                          f"give at least {held + 1}, or finalize=True.")
     device = flow.on(device)
-    condition = flow.lay_out(ids, [tuple(part.to(device) for part in voice) for voice in voices], finalize, device, even)
+    voices = [tuple(part.to(device) for part in voice) for voice in voices]
+    condition = flow.lay_out(ids, voices, finalize, device, even)
     if streaming:
         condition = replace(condition, block_frames=BLOCK_FRAMES)
     if noise is None:

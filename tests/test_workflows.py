@@ -58,6 +58,7 @@ EXPECTED = {
     "dialogue_with_library_voices": Expected(seconds=(4.0, 60.0), progress={"5", "6"}),
     # And with OGG TTS about a frame and a half, of 46 ms.
     "ogg_dialogue": Expected(seconds=(0.5, 30.0), progress={"7", "8"}, rate_hz=44_100),
+    "ogg_long_text": Expected(seconds=(10.0, 150.0), progress={"5", "7"}, rate_hz=44_100),
     "ogg_text_to_speech": Expected(seconds=(0.5, 20.0), progress={"3", "4"}, rate_hz=44_100),
     "ogg_then_voice_conversion": Expected(seconds=(0.5, 20.0), progress={"3", "4", "8", "9"}),
     "ogg_voice_clone": Expected(seconds=(0.5, 20.0), progress={"5", "6"}, rate_hz=44_100),
