@@ -72,8 +72,8 @@ class LoadModel(io.ComfyNode):
                 io.Combo.Input(
                     "precision", options=["auto", *loader.PRECISIONS], default="auto", optional=True, advanced=True,
                     tooltip="Number format of the largest networks. auto: bf16 for language models on GPUs, fp32 for "
-                            "all else. bf16 is faster on GPUs and on CPUs with AMX, and a little less exact; on other "
-                            "CPUs it is several times slower."),
+                            "all else. bf16 is faster on GPUs and on CPUs with AMX or AVX-512 BF16, and a little less "
+                            "exact; on other CPUs it is several times slower."),
                 io.Combo.Input(
                     "device", options=["auto", "cpu"], default="auto", optional=True, advanced=True,
                     tooltip="auto: where ComfyUI computes. cpu: on the processor."),
