@@ -28,6 +28,7 @@ CLIPPED_SHARE = 0.01            # even a sine at full scale stays below; a maste
 MAX_KERNEL_ELEMENTS = 2**20     # 4 MB; the usual rates need at most 0.3 million, 44101 -> 24000 needs 10**9
 BLOCK_SAMPLES = 2**22           # resampled at a time, 95 s at 44.1 kHz: long recordings need little extra
 STILL_MS = 20                   # how long the stillest stretch is, at which a recording is cut
+MAX_FADE_MS = 10_000            # longer is a slip, such as samples given as milliseconds
 TAIL_FRAME_MS = 20              # in which loudness is measured: more than a period of the lowest voice
 TAIL_DB = -50.0                 # below a piece's loudest frame: an s at the end of a word is 30 to 40 below a vowel
 TAIL_S = 0.15                   # of silence that stays where speech goes on, as between sentences
@@ -193,7 +194,7 @@ def join(waves: Sequence[Tensor], pauses_s: Sequence[float], rate_hz: int, fade_
         return count
 
     row = waves[0].new_empty(sum(wave.shape[0] for wave in waves) + sum(gaps))
-    return _laid(row, fill, gaps, 0, round(fade_ms * rate_hz / 1000), None)
+    return _laid(row, fill, gaps, 0, _fade_samples(fade_ms, rate_hz), None)
 
 
 def join_row(fill: Fill, pieces: Sequence, most: int, rate_hz: int, fade_ms: float) -> Tensor:
@@ -206,9 +207,9 @@ def join_row(fill: Fill, pieces: Sequence, most: int, rate_hz: int, fade_ms: flo
     """
     before = [piece.lead_s for piece in pieces]
     gaps = [_pause_samples(piece.pause_s + lead_s, rate_hz) for piece, lead_s in zip(pieces, [*before[1:], 0.0])]
-    lead = _pause_samples(before[0], rate_hz)
+    lead, fade = _pause_samples(before[0], rate_hz), _fade_samples(fade_ms, rate_hz)
     row = torch.empty(lead + most + sum(gaps), device="cpu", dtype=torch.float32)
-    return _laid(row, fill, gaps, lead, round(fade_ms * rate_hz / 1000), rate_hz)
+    return _laid(row, fill, gaps, lead, fade, rate_hz)
 
 
 def sounding(wave: Tensor, rate_hz: int, keep_s: float) -> int:
@@ -336,6 +337,12 @@ def _pause_samples(pause_s: float, rate_hz: int) -> int:
     if not 0 <= pause_s < math.inf:
         raise ValueError(f"a pause of {pause_s} s cannot be; pauses are 0 s or longer.")
     return round(pause_s * rate_hz)
+
+
+def _fade_samples(fade_ms: float, rate_hz: int) -> int:
+    if not 0 <= fade_ms <= MAX_FADE_MS:
+        raise ValueError(f"joint_fade: {fade_ms} ms is not possible; give 0 to {MAX_FADE_MS} ms.")
+    return round(fade_ms * rate_hz / 1000)
 
 
 def _fade(wave: Tensor, fade: int, rises: bool, falls: bool) -> None:

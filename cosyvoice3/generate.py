@@ -34,6 +34,8 @@ SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
 GROUP_BYTES = 2**29         # of keys and values that are held at once; further pieces wait for their turn
 PREFILL_BYTES = 2**28       # and what else it takes
 GROUP_ROWS = 16             # beyond, a row costs about as much together as alone
+MAX_RATIO = 100.0           # tokens for a text id, 4 s; there is room for all of them from the start
+MAX_WINDOW = 500            # tokens, 20 s
 USUAL_RATE = 5.0            # speech tokens per text id, where no voice shows its pace
 
 OnToken = Callable[[int, int], None]    # (done, likely in the end), may raise to cancel
@@ -62,10 +64,10 @@ class SamplingOptions:
             "temperature": (0 <= self.temperature < math.inf, "0 or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "top_k": (1 <= self.top_k <= MAX_TOP_K, f"1 to {MAX_TOP_K}"),
-            "window": (self.window >= 0, "0 or more"),
+            "window": (0 <= self.window <= MAX_WINDOW, f"0 to {MAX_WINDOW}"),
             "tau": (0 <= self.tau < math.inf, "0 or more"),
             "min_ratio": (0 <= self.min_ratio <= self.max_ratio, f"0 to max_ratio, which is {self.max_ratio}"),
-            "max_ratio": (0 < self.max_ratio < math.inf, "above 0"),
+            "max_ratio": (0 < self.max_ratio <= MAX_RATIO, f"above 0 and at most {MAX_RATIO:g}"),
             "pause_cap": (self.pause_cap >= 0, "0 or more"),
             "retries": (self.retries >= 0, "0 or more"),
         }
@@ -366,5 +368,5 @@ def _done(lm: SpeechLM, rows: Collection[_Row], texts: Sequence[str], options: S
 def _take(lm: SpeechLM, row: _Row, options: SamplingOptions, took: float = 0.0) -> Take:
     kept = _within_cap(row.ids, options.pause_cap if lm.config.version == 3 else 0)
     ids, redrawn = [row.ids[place] for place in kept], [row.redrawn[place] for place in kept]
-    return Take(torch.tensor(ids), row.ended, sum(row.redrawn), row.sampled, row.retry,
+    return Take(torch.tensor(ids, dtype=torch.int64), row.ended, sum(row.redrawn), row.sampled, row.retry,
                 tuple(place for place, again in enumerate(redrawn) if again), took)

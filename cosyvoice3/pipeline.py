@@ -76,7 +76,7 @@ def speak(
     """
     flow, vocoder = model.flow, model.vocoder
     device = flow.on(device)
-    steps = inputs.step_count(steps, BASE_STEPS, "steps")
+    steps, guidance = inputs.step_count(steps, BASE_STEPS, "steps"), inputs.guidance_weight(guidance, "cfg")
     schedule = flow.schedule(steps, device)
 
     on_cpu = device.type == "cpu"

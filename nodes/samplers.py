@@ -51,7 +51,7 @@ class RASSampler(io.ComfyNode):
                     "top_k", default=options.top_k, min=1, max=generate.MAX_TOP_K, optional=True,
                     tooltip="Draw from this many of the likeliest tokens at most."),
                 io.Int.Input(
-                    "window", default=options.window, min=0, max=500, optional=True, advanced=True,
+                    "window", default=options.window, min=0, max=generate.MAX_WINDOW, optional=True, advanced=True,
                     tooltip="How many tokens are looked back upon for repetition; 0 looks at none."),
                 io.Float.Input(
                     "tau", default=options.tau, min=0.0, max=1.0, step=0.01, optional=True, advanced=True,
@@ -61,7 +61,8 @@ class RASSampler(io.ComfyNode):
                     "min_ratio", default=options.min_ratio, min=0.0, max=50.0, step=0.1, optional=True, advanced=True,
                     tooltip="Tokens for each text id before which a piece may not end. 2 are 80 ms."),
                 io.Float.Input(
-                    "max_ratio", default=options.max_ratio, min=0.1, max=100.0, step=0.1, optional=True, advanced=True,
+                    "max_ratio", default=options.max_ratio, min=0.1, max=generate.MAX_RATIO, step=0.1, optional=True,
+                    advanced=True,
                     tooltip="Tokens for each text id at which a piece is cut. 20 are 800 ms."),
                 io.Boolean.Input(
                     "stop_on_loop", default=options.stop_on_loop, optional=True, advanced=True,
@@ -126,7 +127,7 @@ class BlockDiffusionSampler(io.ComfyNode):
                     "seed", default=0, min=0, max=MAX_SEED, control_after_generate=True,
                     tooltip="Each seed is another take. Piece i of a long text uses seed + i."),
                 io.Int.Input(
-                    "steps", default=options.steps, min=1, max=64, optional=True,
+                    "steps", default=options.steps, min=1, max=pipeline.MAX_STEPS, optional=True,
                     tooltip="In how many steps a block is decided; more are slower."),
                 io.Float.Input(
                     "cfg", default=options.cfg, min=0.0, max=10.0, step=0.05, optional=True,
@@ -136,16 +137,17 @@ class BlockDiffusionSampler(io.ComfyNode):
                     "temperature", default=options.temperature, min=0.0, max=5.0, step=0.05, optional=True,
                     tooltip="How freely to draw; 0 takes the likeliest."),
                 io.Float.Input(
-                    "max_seconds", default=options.max_seconds, min=0.0, max=600.0, step=0.1, optional=True,
-                    tooltip="Seconds at which a piece is cut. 0: twice what its text should take."),
+                    "max_seconds", default=options.max_seconds, min=0.0, max=pipeline.MAX_SECONDS, step=0.1,
+                    optional=True, tooltip="Seconds at which a piece is cut. 0: twice what its text should take."),
                 io.Int.Input(
-                    "block", default=options.block, min=1, max=64, optional=True, advanced=True,
+                    "block", default=options.block, min=1, max=pipeline.MAX_BLOCK, optional=True, advanced=True,
                     tooltip="Frames that are decided together, of 46 ms each; the model was trained on 16."),
                 io.Float.Input(
-                    "min_seconds", default=options.min_seconds, min=0.0, max=600.0, step=0.1, optional=True,
-                    advanced=True, tooltip="Seconds before which a piece does not end."),
+                    "min_seconds", default=options.min_seconds, min=0.0, max=pipeline.MAX_SECONDS, step=0.1,
+                    optional=True, advanced=True, tooltip="Seconds before which a piece does not end."),
                 io.Int.Input(
-                    "mtp_rounds", default=options.mtp_rounds, min=1, max=64, optional=True, advanced=True,
+                    "mtp_rounds", default=options.mtp_rounds, min=1, max=pipeline.MAX_STEPS, optional=True,
+                    advanced=True,
                     tooltip="In how many rounds each further codebook of a block is decided."),
                 io.Float.Input(
                     "mtp_temperature", default=options.mtp_temperature, min=0.0, max=5.0, step=0.05, optional=True,

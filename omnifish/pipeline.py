@@ -37,6 +37,8 @@ PIECE_CHARACTERS = 300          # that are spoken at once, about 20 s
 SCENE_CHARACTERS = 400          # of a scene, names included, about 30 s
 CONTEXT_CHARACTERS = 120        # of a neighbour's sentence
 CONTEXT_SENTENCES = 2           # on each side, as in training
+MAX_STEPS = MAX_BLOCK = 64
+MAX_SECONDS = 600.0             # of a piece, for all of which there is room from the start
 PIECE_PROGRESS = 1000           # that a piece counts for, as nobody knows when it will end
 ATTEMPTS = 2                    # at a piece that says nothing, or loops
 RETRY_SEED = 0x9E3779B97F4A7C15     # added to its seed in the second
@@ -79,6 +81,14 @@ class Options:
     mtp_top_k: int = 0
     full_context: bool = True
     stop_on_loop: bool = True       # end where semantic ids repeat, see ``repetition``
+
+    def __post_init__(self) -> None:
+        # Of the others ``blocks_cached`` knows the least; more of these would take all memory, and no end.
+        limits = {"max_seconds": (0, MAX_SECONDS), "min_seconds": (0, MAX_SECONDS), "steps": (1, MAX_STEPS),
+                  "block": (1, MAX_BLOCK), "mtp_rounds": (1, MAX_STEPS)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}: {getattr(self, name)} is not possible; give {least} to {most:g}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ or a ``ValueError`` that names the argument. Nothing that is passed in is change
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..audio import MAX_RATE_HZ, MIN_RATE_HZ
 from .encoder import UPSAMPLING
 
+MAX_STEPS = 1000        # of the flow, a hundred times what it was made for
 VOICE_KEYS = ("prompt_token", "prompt_token_len", "prompt_feat", "embedding")
 
 
@@ -60,9 +62,17 @@ def step_count(value, default: int, role: str = "n_cfm_timesteps") -> int:
     """Steps of the flow; None or 0 for ``default``."""
     if value is None or value == 0:
         return default
-    if value < 0 or int(value) != value:
-        raise ValueError(f"{role}: {value!r}; give a whole number from 1 up, or 0 for the checkpoint's own, {default}.")
+    if not 0 < value <= MAX_STEPS or int(value) != value:
+        raise ValueError(f"{role}: {value!r}; give a whole number from 1 to {MAX_STEPS}, or 0 for the checkpoint's "
+                         f"own, {default}.")
     return int(value)
+
+
+def guidance_weight(value: float, role: str = "guidance") -> float:
+    """How closely to follow the condition; 0 is off."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{role}: {value!r} is not possible; give 0 or more.")
+    return value
 
 
 def token_rows(tokens, lengths, vocabulary: int, role: str = "speech_tokens") -> list[Tensor]:

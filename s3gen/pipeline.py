@@ -16,7 +16,7 @@ from . import generate, pieces, sampling
 from .encoder import UPSAMPLING
 from .features import RATE_16K_HZ
 from .generate import OnStep
-from .inputs import step_count
+from .inputs import guidance_weight, step_count
 from .model import S3Token2Wav, fade_in
 from .reference import embed
 from .speaker import CAMPPlus
@@ -67,6 +67,7 @@ def speak(
     too, and may raise to cancel.
     """
     steps = step_count(steps, generate.default_steps(model.flow.decoder.estimator), "steps")
+    guidance = guidance_weight(guidance, "cfg")
 
     def say(piece: Piece, own_seed: int, after_silence: bool, advance: Callable[[int], None]) -> Tensor:
         own_seed = own_seed if seed or start_noise is None else 0
