@@ -213,11 +213,12 @@ def _parts(lines: Sequence[Line], limit: int) -> list[list[Line]]:
         room = max(1, limit - len(name) - 2)
         for piece in filter(speakable, split(words, room, len)) if len(words) > room else [words]:
             piece = " ".join(piece.split())
-            if size + len(name) + len(piece) + 2 > limit:
+            line = len(name) + 2 + len(piece)
+            if size + 1 + line > limit:
                 parts.append([])
-                size = 0
+                size = -1
             parts[-1].append((name, piece))
-            size += len(name) + len(piece) + 2
+            size += 1 + line
     return parts
 
 
