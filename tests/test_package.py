@@ -15,6 +15,7 @@ import pytest
 
 from kit.checkout import CHECKOUT, read, shipped, tracked
 from speechwright.cosyvoice3 import folder
+from speechwright.hearing import folder as hearing
 from speechwright.hub import Published
 from speechwright.omnifish import checkpoint
 from speechwright.s3gen import weights
@@ -63,12 +64,14 @@ def test_addresses_are_of_one_repository(metadata):
 
 
 def published() -> dict[str, Published]:
-    """Place below models/tts -> where the file comes from, of every file that the families know."""
+    """Place below models/tts -> where the file comes from, of every file that can be fetched."""
     files = {**weights.PUBLISHED, **checkpoint.PUBLISHED, **checkpoint.PUBLISHED_CODECS,
              checkpoint.TOKENIZER: checkpoint.PUBLISHED_TOKENIZER}
     for name, (_, version) in folder.PUBLISHED.items():
         for lm in folder.LMS if version == 3 else (folder.BASE,):
             files |= {f"{name}/{file}": entry for file, entry in folder.published(name, lm).items()}
+    for name in hearing.PUBLISHED:
+        files |= {f"{name}/{file}": entry for file, entry in hearing.published(name).items()}
     return files
 
 
@@ -78,7 +81,7 @@ def test_models_are_those_that_the_loader_fetches(metadata):
     assert models == {f"models/tts/{place}": f"https://huggingface.co/{entry.repository}/resolve/main/{entry.file}"
                       for place, entry in published().items()}
     assert {name for name in SHIPPED_PY if re.search(r"^PUBLISHED", read(name), re.MULTILINE)} == {
-        "s3gen/weights.py", "omnifish/checkpoint.py", "cosyvoice3/folder.py"}
+        "s3gen/weights.py", "omnifish/checkpoint.py", "cosyvoice3/folder.py", "hearing/folder.py"}
 
 
 @pytest.mark.parametrize("field, ratio", [("Icon", 1), ("Banner", 21 / 9)])
