@@ -56,4 +56,4 @@ def _prefers_onednn(x: Tensor, weight: Tensor) -> bool:
 def _maker() -> str:
     """What the system tells of the processor: Linux in a file, Windows where Python asks."""
     told = Path("/proc/cpuinfo")
-    return told.read_text(errors="replace") if told.is_file() else platform.processor()
+    return told.read_text(encoding="utf-8", errors="replace") if told.is_file() else platform.processor()

@@ -112,6 +112,31 @@ def test_files_are_read_as_tensors_alone(name):
             assert "trust_remote_code" not in switches, f"line {node.lineno}"
 
 
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_no_device_is_taken_for_granted(name):
+    """Which one computes is asked of ComfyUI; that it is a GPU may be compared, and is never said."""
+    nodes = list(ast.walk(tree(name)))
+    compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            assert dotted(node) not in ("torch.cuda", "torch.mps", "torch.backends.mps"), f"line {node.lineno}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in compared:
+            assert not re.fullmatch(r"(cuda|mps|xpu)(:\d+)?", node.value), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("name", SHIPPED_PY)
+def test_text_files_are_read_as_what_they_are(name):
+    """Where files are not UTF-8 unless somebody says so, a voice's transcript was an error, or other letters."""
+    for node in ast.walk(tree(name)):
+        if not isinstance(node, ast.Call) or "encoding" in {word.arg for word in node.keywords}:
+            continue
+        called = dotted(node.func)
+        assert not called.endswith((".read_text", ".write_text")), f"line {node.lineno}"
+        if called in ("open", "io.open") or called.endswith(".open") and isinstance(node.func.value, ast.Call):
+            modes = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            assert any(isinstance(mode, str) and "b" in mode for mode in modes), f"line {node.lineno}"
+
+
 @pytest.mark.parametrize("call", [
     "eval(x)", "torchaudio.load(p)", "torch.manual_seed(0)", "np.random.seed(0)", "net.to(x).cuda()",
     "os.environ.get('A')", "sys.path.insert(0, p)", "torch.cuda.manual_seed_all(1)",
