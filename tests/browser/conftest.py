@@ -9,9 +9,9 @@ from browser.frontend import Frontend, opened
 RENDERERS = {"classic": False, "Nodes 2.0": True}
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def page(comfy):
-    """ComfyUI's editor. It is closed with the folder's last test: while it is open, nobody else has an event loop."""
+    """ComfyUI's editor. Each file has a page of its own, and nobody has an event loop beside it."""
     try:
         with opened(comfy.url, comfy.post) as frontend:
             yield frontend

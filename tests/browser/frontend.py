@@ -25,6 +25,11 @@ LOAD_API = "async ([graph, name]) => { await app.loadApiJson(graph, name) }"
 DROP = """async ([text, name]) => {
     await app.handleFile(new File([text], name + '.json', {type: 'application/json'}), 'file_drop')
 }"""
+# A browser gives a page 75 players at most, and those of graphs that were closed count until they are let go.
+SILENCE = """() => document.querySelectorAll('audio').forEach(audio => {
+    audio.removeAttribute('src')
+    audio.load()
+})"""
 MISSING = "() => app.graph._nodes.filter(node => !LiteGraph.registered_node_types[node.type]).map(node => node.type)"
 MARKED = "() => app.graph._nodes.filter(node => node.has_errors).map(node => node.title)"
 PROMPT = "async () => JSON.stringify((await app.graphToPrompt()).output)"
@@ -39,7 +44,10 @@ QUEUE = """async () => {
     const kinds = ['execution_success', 'execution_error', 'execution_interrupted']
     for (const kind of kinds)
         app.api.addEventListener(kind, event => { end = {kind, ...event.detail} }, {once: true})
-    const idle = new Promise(resolve => app.api.addEventListener('executing', event => event.detail ?? resolve()))
+    const idle = new Promise(resolve => {
+        app.api.addEventListener('executing', event => event.detail ?? resolve())
+        setTimeout(resolve, 120000)
+    })
     if (!await app.queuePrompt(0, 1)) return {kind: 'refused', ...(app.lastNodeErrors ?? {})}
     await idle
     return end
@@ -102,6 +110,7 @@ class Frontend:
 
     def blank(self) -> None:
         """Take all nodes off the canvas."""
+        self.page.evaluate(SILENCE)
         self.page.evaluate("() => app.graph.clear()")
         self.settle()
 
@@ -137,11 +146,13 @@ class Frontend:
 
     def load_api(self, graph: Mapping, name: str) -> None:
         """Open a graph in API format, which the editor lays out by itself."""
+        self.page.evaluate(SILENCE)
         self.page.evaluate(LOAD_API, [dict(graph), name])
         self.settle()
 
     def drop(self, text: str, name: str) -> None:
         """Open a file as if it had been dropped onto the page."""
+        self.page.evaluate(SILENCE)
         self.page.evaluate(DROP, [text, name])
         count = len(json.loads(text)["nodes"])
         self.page.wait_for_function("count => app.graph._nodes.length === count", arg=count, timeout=STEP_MS)
