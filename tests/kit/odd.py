@@ -13,5 +13,8 @@ ODD_TEXTS: dict[str, str] = {
     "None": "None", "braces": "{0} %s \\n", "a path": "../../etc/passwd", "right to left": "هل أنت بخير؟ نعم.",
 }
 
+# Those of them in which there is nothing to speak.
+MUTE = ("nothing", "blanks", "hidden signs", "fillers", "signs", "a face", "emoji", "a pause alone")
+
 # One word, in scripts that need more or less time for a character.
 WORDS = ("Yes", "Hi", "I", "1", "好", "はい", "ไป", "نعم", "नमस्ते", "½", "A+")
