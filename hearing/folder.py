@@ -8,6 +8,7 @@ for no file and no address.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ MAX_JSON_BYTES = 2**20              # of a configuration; published ones have a 
 WHISPER, MOONSHINE = "whisper", "moonshine"     # "model_type" of config.json
 CLASSES = {WHISPER: ("WhisperConfig", "WhisperForConditionalGeneration"),
            MOONSHINE: ("MoonshineConfig", "MoonshineForConditionalGeneration")}
+BUILDING = threading.Lock()     # transformers changes what all of a process see while it makes a network
 FOREIGN = ("auto_map", "quantization_config")   # what a configuration must not bring along
 END = {WHISPER: "<|endoftext|>", MOONSHINE: "</s>"}
 
@@ -86,7 +88,8 @@ class Ear:
         """The network with its weights, on the CPU."""
         tensors = {name: own(tensor, dtype) for name, tensor in _tensors(self.weights)}
         made = _classes(self.kind)[1]
-        network = made.from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype)
+        with BUILDING:
+            network = made.from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype)
         # What it makes of the configuration holds rules of earlier versions.
         network.generation_config = type(network.generation_config)()
         return network.eval().requires_grad_(False)
@@ -178,7 +181,7 @@ def _config(folder: Path, kind: str, settings: Mapping) -> tuple[object, Shapes]
     made, network = _classes(kind)
     try:
         config = made.from_dict(sizes)
-        with torch.device("meta"):
+        with BUILDING, torch.device("meta"):
             return config, shapes_of(network(config).state_dict())
     except Exception as error:      # whatever their checks raise
         raise ValueError(f"{folder / CONFIG}: no network can be made of these sizes ({short(error)}). Download the "

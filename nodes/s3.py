@@ -15,6 +15,7 @@ from .common import (
     SpeechVoiceType,
     check_wire,
     progress_and_interrupt,
+    whole_seed,
 )
 
 
@@ -95,6 +96,7 @@ class S3Token2Wav(io.ComfyNode):
         check_wire(tokens, SpeechTokens, "S3Token2Wav: tokens")
         if voice is not None:
             check_wire(voice, Voice, "S3Token2Wav: voice")
+        seed = whole_seed(seed, "S3Token2Wav: seed")
         model.require("S3Token2Wav", "synthesis", "tokenizer", "speaker")
         tokens.require(model.token_kind, "S3Token2Wav")
         report = progress_and_interrupt()

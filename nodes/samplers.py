@@ -16,6 +16,7 @@ from .common import (
     SpeechTokensType,
     check_wire,
     progress_and_interrupt,
+    whole_seed,
 )
 
 TOKENS_PER_REPORT = 10      # of a language model; its bar would else move too often to be seen
@@ -89,6 +90,7 @@ class RASSampler(io.ComfyNode):
                 stop_on_loop: bool = True, cap_pauses: int = 5, retries: int = 1) -> io.NodeOutput:
         check_wire(model, SpeechModel, "RAS Sampler: model")
         check_wire(prompt, SpeechPrompt, "RAS Sampler: prompt")
+        seed = whole_seed(seed, "RAS Sampler: seed")
         model.require("RAS Sampler", "lm")
         prompt.require(model.family, "RAS Sampler")
         options = generate.SamplingOptions(
@@ -182,6 +184,7 @@ class BlockDiffusionSampler(io.ComfyNode):
                 continue_from=None, stop_on_loop: bool = True) -> io.NodeOutput:
         check_wire(model, SpeechModel, "Block Diffusion Sampler: model")
         check_wire(prompt, SpeechPrompt, "Block Diffusion Sampler: prompt")
+        seed = whole_seed(seed, "Block Diffusion Sampler: seed")
         model.require("Block Diffusion Sampler", "backbone")
         prompt.require(model.family, "Block Diffusion Sampler")
         options = pipeline.Options(steps, cfg, temperature, max_seconds, block, min_seconds, mtp_rounds,
