@@ -71,6 +71,9 @@ HEARD = """count => {
 # ComfyUI's own templates, 430 MB, are not installed. Without these lists the picker would show nobody's.
 NO_TEMPLATES = {"/templates/index.json": [], "/templates/index_logo.json": {}, "/templates/fuse_options.json": {}}
 # What a user may have and a new one has not, and help in every language; the page asks all the same.
+# A response's status is judged where its address is known. The page begins with a graph of ComfyUI's own, and asks for
+# the sizes of its models, which are out of reach.
+ELSEWHERE = re.compile(r"^Failed to load resource|huggingface\.co/Comfy-Org/")
 MAY_BE_ABSENT = re.compile(r"/user\.css|/userdata|/docs/\w+/[\w-]+\.md")
 
 
@@ -87,8 +90,7 @@ class Frontend:
         self.page.on("response", self._note_response)
 
     def _note_message(self, message) -> None:
-        # What a response lacked is judged where its address is known.
-        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+        if message.type == "error" and not ELSEWHERE.search(message.text):
             self.problems.append(f"console: {message.text}")
 
     def _note_response(self, response) -> None:

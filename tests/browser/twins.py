@@ -26,7 +26,7 @@ PACK = "speechwright"
 WIDTHS = {"SpeechwrightEncodePrompt": 420, "SpeechwrightVoice": 340}
 WIDTH = 320
 LETTER = 6              # of a file name, which is shown whole beside its label
-HEIGHTS = {"LoadAudio": 150, "SaveAudio": 130, "PreviewAudio": 110, "SpeechwrightVoice": 200,
+HEIGHTS = {"LoadAudio": 150, "SaveAudio": 130, "PreviewAudio": 110, "PreviewAny": 200, "SpeechwrightVoice": 200,
            "SpeechwrightEncodePrompt": 580}
 PICTURE_WIDTH, PICTURE_BYTES, PICTURE_SCALE = 800, 60_000, 1600
 MARGIN = 30
