@@ -70,10 +70,10 @@ HEARD = """count => {
 }"""
 # ComfyUI's own templates, 430 MB, are not installed. Without these lists the picker would show nobody's.
 NO_TEMPLATES = {"/templates/index.json": [], "/templates/index_logo.json": {}, "/templates/fuse_options.json": {}}
-# What a user may have and a new one has not, and help in every language; the page asks all the same.
 # A response's status is judged where its address is known. The page begins with a graph of ComfyUI's own, and asks for
 # the sizes of its models, which are out of reach.
 ELSEWHERE = re.compile(r"^Failed to load resource|huggingface\.co/Comfy-Org/")
+# What a user may have and a new one has not, and help in every language; the page asks all the same.
 MAY_BE_ABSENT = re.compile(r"/user\.css|/userdata|/docs/\w+/[\w-]+\.md")
 
 
