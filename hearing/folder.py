@@ -12,14 +12,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ..assembly import Shapes, check_names, own, shapes_of
 from ..checkpoint import Checkpoint, open_checkpoint, short
 from ..hub import Published
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -203,6 +206,11 @@ def _tensors(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Tensor]]:
 
 def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / TOKENIZER
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ImportError(f"Transcribe Speech: tokenizers is not there ({short(error)}). Install ComfyUI's "
+                          "requirements again.") from error
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:      # the library raises nothing narrower

@@ -1,11 +1,10 @@
 """Runs inside the ComfyUI under test, as a custom node without nodes: shows what the interface does not.
 
-``GET /probe`` lists the models that ComfyUI holds in memory, and whether its worker has yet to hear of a
-request for memory. ``POST /probe/hold`` stops the next job after
-the next step of progress until somebody interrupts it: tiny models are faster than any request, so an
-interruption would otherwise come too late, now and then. ``POST /probe/memory`` gives back what is free and counts
-the peak from then on; ``GET /probe/memory`` tells it. The node ``ProbeAudio`` takes audio and tells its bytes: nodes
-that write files make copies of it.
+``GET /probe`` lists the models that ComfyUI holds in memory, and whether its worker has yet to hear of a request for
+memory. ``POST /probe/hold`` stops the next job after the next step of progress until somebody interrupts it: tiny
+models are faster than any request, so an interruption would otherwise come too late, now and then. ``POST
+/probe/memory`` gives back what is free and counts the peak from then on; ``GET /probe/memory`` tells it, and how many
+tensors live. The node ``ProbeAudio`` takes audio and tells its bytes: nodes that write files make copies of it.
 """
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 
 import comfy.model_management
+import torch
 from aiohttp import web
 from server import PromptServer
 
@@ -85,7 +85,8 @@ async def settle(request):
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    return web.json_response({"held": status("VmRSS"), "peak": status("VmHWM")})
+    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    return web.json_response({"held": status("VmRSS"), "peak": status("VmHWM"), "tensors": tensors})
 
 
 PromptServer.send_sync = send_and_hold
