@@ -86,4 +86,4 @@ def test_only_what_needs_a_module_fails(unpacked, ear, monkeypatch, module):
         call("RASSampler", model=cosy, prompt=call("EncodePrompt", model=cosy, text="Hi."), seed=0, max_ratio=3.0)
     call("Transcribe", audio=sound(0.5), folder=EAR)
     assert set(failed) <= NEEDED.get(module, set())
-    assert all(module in words and ("install" in words.lower()) for words in failed.values())
+    assert all(module in words for words in failed.values())
