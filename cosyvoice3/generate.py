@@ -22,7 +22,7 @@ from .sampling import MAX_TOP_K, check_logits, drawable, fold_seed, ras_draw
 
 if TYPE_CHECKING:
     from .config import LMConfig
-    from .lm import SpeechLM
+    from .lm import KVCache, SpeechLM
     from .prompt import Prompt
 
 END, LOOP, BUDGET = "end", "loop", "budget"
@@ -285,7 +285,8 @@ def _decode_batch(
     longest = max(row.budget for row in rows)
     x, first = _pad(embedded)
     cache = lm.new_cache(len(rows), x.shape[1] + longest - 1, device)
-    hidden = lm(x, cache, first)[:, -1]
+    hidden = _prefill(lm, x, cache, first)
+    cache.padded = len(set(map(len, embedded))) > 1
 
     # The hash is proven on these two; elsewhere the scores are few enough to be fetched.
     place = device if device.type in ("cpu", "cuda") else torch.device("cpu")
@@ -316,6 +317,16 @@ def _decode_batch(
         step = step + 1
         hidden = lm(lm.embed_speech(drawn.to(device))[:, None], cache, first)[:, -1]
     return count
+
+
+def _prefill(lm: SpeechLM, x: Tensor, cache: KVCache, first: Tensor) -> Tensor:
+    """(B, S, D) -> (B, D) of the last column; row by row, since masks and scores have S x S numbers for each."""
+    hidden = []
+    for index in range(len(x)):
+        row = cache.rows(index, index + 1)
+        hidden.append(lm(x[index : index + 1], row, first[index : index + 1])[:, -1])
+    cache.length = row.length
+    return torch.cat(hidden)
 
 
 def _embed(lm: SpeechLM, prompt: Prompt, device: torch.device) -> Tensor:

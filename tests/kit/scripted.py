@@ -25,6 +25,9 @@ class Cache:
     def __init__(self, capacity: int):
         self.capacity, self.length = capacity, 0
 
+    def rows(self, first: int, last: int) -> Cache:
+        return Cache(self.capacity)
+
 
 class ScriptedLM(nn.Module):
     """Draws ``script(name, attempt, step)``, an id or all scores, for the piece whose last text id is ``name``."""
@@ -61,16 +64,18 @@ class ScriptedLM(nn.Module):
 
     def new_cache(self, rows: int, capacity: int, device) -> Cache:
         self.cache = Cache(capacity)
+        self.names, self.prompts, self.fed = [], [], []
         return self.cache
 
     def forward(self, x: Tensor, cache: Cache, first: Tensor) -> Tensor:
         if cache.length == 0:
-            self.prompts = [row[begin:] for row, begin in zip(x, first.tolist())]
-            ends = [(row[:, 0] == 0.5).nonzero()[0, 0] for row in self.prompts]
-            self.names = [int(row[end - 1, 0]) - 1 for row, end in zip(self.prompts, ends)]
-            for name in self.names:
+            prompts = [row[begin:] for row, begin in zip(x, first.tolist())]
+            ends = [(row[:, 0] == 0.5).nonzero()[0, 0] for row in prompts]
+            names = [int(row[end - 1, 0]) - 1 for row, end in zip(prompts, ends)]
+            for name in names:
                 self.attempts[name] = self.attempts.get(name, -1) + 1
-            self.fed = []
+            self.prompts += prompts
+            self.names += names
         else:
             self.fed.append((x[:, 0, 1] - 1).long().tolist())
         cache.length += x.shape[1]
