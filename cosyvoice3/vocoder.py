@@ -40,6 +40,7 @@ HELD_FRAMES = PITCH_LOOKAHEAD_FRAMES + LOOKAHEAD_FRAMES + 1     # without finali
 CONTEXT_FRAMES = 30         # of the past that a frame of the wave depends on, but for its phase
 # That are decoded at once, 20 s: in 0.4 GB, and no tensor is above the 32 MiB from which on malloc keeps none.
 SEGMENT_FRAMES = 1000
+EXCITED_FRAMES = 64         # whose noise is drawn at once: each is 480 x 9 numbers, several times over
 # Convolutions of little are computed in other ways, whose last bits differ. What is shorter is decoded with
 # silence behind it, for the start of a stream to be that of the whole.
 SHORTEST_FRAMES = 64
@@ -194,10 +195,13 @@ class CausalHiFT(nn.Module):
         for start in range(0, frames, segment):
             end, left = min(frames, start + segment), max(0, start - PITCH_CONTEXT_FRAMES)
             f0 = self.pitch(mel[:, :, left : end + PITCH_LOOKAHEAD_FRAMES], False, exact)[:, start - left :]
-            drawn = (source_noise(seed, rows, start, end - start, mel.device) if table is None
-                     else table[:, HOP_SAMPLES * start : HOP_SAMPLES * end].to(mel))
-            sources.append(self.source(f0, drawn, phase))
-            phase = self.advance(f0, phase)
+            for begin in range(start, end, EXCITED_FRAMES):
+                stop = min(end, begin + EXCITED_FRAMES)
+                drawn = (source_noise(seed, rows, begin, stop - begin, mel.device) if table is None
+                         else table[:, HOP_SAMPLES * begin : HOP_SAMPLES * stop].to(mel))
+                part = f0[:, begin - start : stop - start]
+                sources.append(self.source(part, drawn, phase))
+                phase = self.advance(part, phase)
         return torch.cat(sources, dim=2)
 
     def _frames(self, mel: Tensor, finalize: bool) -> tuple[int, int]:

@@ -18,15 +18,16 @@ SENTENCES = (
     "Somebody waved.",
     "Then the fog took it, and the gulls fell still.")
 LONG = "\n\n".join(" ".join(SENTENCES) for _ in range(9))[:2000]
-SHORT = SENTENCES[0]
 NAMES = ("Ada", "Bruno", "Cleo")
 CLIPS = ("ada.flac", "bruno.flac", "ada.flac")
 WORDS = ("Good evening, and welcome aboard. Breakfast is served in the front carriage at half past five.",
          "The old lighthouse keeper watched the last ships until the fog came in.")
 SCENE = [f"{NAMES[turn % 3]}: {SENTENCES[turn % 5][:30].rstrip(' ,')}." for turn in range(40)]
 
-# That the allocator moves by itself from run to run; a second copy of the sound would be twice that.
-NOISE_BYTES = 24 * 2**20
+# What the allocator keeps for itself, of CosyVoice3's pieces of many lengths more; a second copy of the sound would
+# be 24 MB with OGG TTS, and 59 MB beyond that with CosyVoice3.
+NOISE_BYTES = {"OGG TTS": 24 * 2**20, "CosyVoice3": 80 * 2**20}
+EVEN = 8.0                      # tokens for each text id
 MODEL, PROMPT, SAMPLER, DECODER, SOUND, REPORT = "1", "2", "3", "4", "5", "6"
 
 
@@ -130,21 +131,26 @@ def test_long_speech(comfy: Comfy, kind: Kind, text: str, voices: int):
     assert np.array_equal(sound_of(comfy, again).samples, sound.samples)
 
 
-def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy):
-    """OGG TTS. A list of all waves, their concatenation and the batch once took three times the sound."""
-    kind = KINDS["ogg"]
+@every_family
+def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
+    """A list of all waves, their concatenation and the batch once took three times the sound; masks of 16 prompts
+    that were read at once, a hundred megabytes. Pieces of a text are as long as one alone: with random weights, whose
+    end is chance, by limits that leave none."""
+    even = {"min_ratio": EVEN, "max_ratio": EVEN} if kind.takes_seed else {}
 
     def rise(text: str, voices: int, seed: int) -> int:
         comfy.free(free_memory=True)
         for _ in range(2):
             comfy.post("/probe/memory", {})
         before = comfy.get("/probe/memory")["held"]
-        run = comfy.queue(graph(kind, text, seed, voices, sink="ProbeAudio"))
+        given = graph(kind, text, seed, voices, sink="ProbeAudio")
+        given[SAMPLER]["inputs"].update(even)
+        run = comfy.queue(given)
         assert run.completed, run.history["status"]
         found, = run.history["outputs"][SOUND]["bytes"]
         return comfy.get("/probe/memory")["peak"] - before - found
 
-    kinds = {"short": (SHORT, 1), "long": (LONG, 1), "scene": ("\n".join(SCENE), 3)}
+    kinds = {"short": (SENTENCES[1], 1), "long": (LONG, 1), "scene": ("\n".join(SCENE), 3)}
     rises = {name: [rise(*asked, seed) for seed in (1, 2, 3)][1:] for name, asked in kinds.items()}     # warm first
     short, long, scene = (statistics.median(found) for found in rises.values())
-    assert max(long, scene) <= 1.2 * short + NOISE_BYTES, rises
+    assert max(long, scene) <= 1.2 * short + NOISE_BYTES[kind.demo], rises

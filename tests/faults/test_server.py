@@ -24,7 +24,7 @@ def test_six_runs_use_what_two_did(comfy: Comfy, name: str):
                 node["inputs"]["max_ratio"] = 2.5       # to be done soon
         assert comfy.queue(graph).completed
         comfy.post("/probe/memory", {})
-        seen.append({**comfy.get("/probe/memory"), **comfy.get("/probe")})
+        seen.append({**comfy.get("/probe/memory"), **comfy.get("/probe"), "tensors": comfy.get("/probe/tensors")})
     second, last = seen[1], seen[5]
     assert last["models"] == second["models"] and last["tensors"] == second["tensors"], seen
     assert last["held"] <= second["held"] + SLACK_BYTES, seen

@@ -3,8 +3,9 @@
 ``GET /probe`` lists the models that ComfyUI holds in memory, and whether its worker has yet to hear of a request for
 memory. ``POST /probe/hold`` stops the next job after the next step of progress until somebody interrupts it: tiny
 models are faster than any request, so an interruption would otherwise come too late, now and then. ``POST
-/probe/memory`` gives back what is free and counts the peak from then on; ``GET /probe/memory`` tells it, and how many
-tensors live. The node ``ProbeAudio`` takes audio and tells its bytes: nodes that write files make copies of it.
+/probe/memory`` gives back what is free and counts the peak from then on; ``GET /probe/memory`` tells it, and ``GET
+/probe/tensors`` how many tensors live. The node ``ProbeAudio`` takes audio and tells its bytes: nodes that write
+files make copies of it.
 """
 from __future__ import annotations
 
@@ -85,8 +86,13 @@ async def settle(request):
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-    return web.json_response({"held": status("VmRSS"), "peak": status("VmHWM"), "tensors": tensors})
+    return web.json_response({"held": status("VmRSS"), "peak": status("VmHWM")})
+
+
+@PromptServer.instance.routes.get("/probe/tensors")
+async def tensors(request):
+    # Ask while nothing runs: a tuple that another thread is about to make fails when it is seen here.
+    return web.json_response(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
 
 
 PromptServer.send_sync = send_and_hold
