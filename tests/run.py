@@ -1,6 +1,7 @@
 """Builds what the tests need, once, and runs them: ``python tests/run.py [options] [pytest's arguments]``."""
 import argparse
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from kit import speech  # noqa: E402
 
 # exec, eval and several statements a line: what the Comfy Registry looks for, whatever pyproject.toml says.
 REGISTRY_RULES = "S102,S307,E702"
+# All tests: in two processes, each with a server of its own, where files stay whole.
+WHOLE = ("-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile")
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -91,7 +94,7 @@ def main() -> int:
         say(f"Tests convert a person's recording: {speech.fetch(folder / 'speech')}")
         variables[speech.FOLDER_VARIABLE] = str(folder / "speech")
         find_chromium(chosen.install_chromium)
-        commands = [["-m", "pytest", *arguments]]
+        commands = [["-m", "pytest", *(arguments or WHOLE)]]
         if chosen.generate:
             commands = [[str(CHECKOUT / "tests" / "browser" / "generate.py")]]
         elif chosen.lint:
