@@ -197,9 +197,9 @@ class Frontend:
 
 
 @contextmanager
-def opened(url: str, post) -> Iterator[Frontend]:
+def opened(url: str, post, language: str = "en") -> Iterator[Frontend]:
     """The editor of the server at ``url``; ``post`` sends it settings. Nothing but that server is reached."""
-    post("/settings", SETTINGS)
+    post("/settings", {**SETTINGS, "Comfy.Locale": language})
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium.find(), headless=True, args=list(chromium.OPTIONS))
