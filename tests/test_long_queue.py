@@ -116,7 +116,8 @@ def test_long_speech(comfy: Comfy, kind: Kind, text: str, voices: int):
     assert low < sound.seconds < high and np.isfinite(sound.samples).all() and np.abs(sound.samples).max() > 1e-3
     for busy in (SAMPLER, DECODER):
         steps = [(data["value"], data["max"]) for data in first.of("progress") if data["node"] == busy]
-        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] and len(steps) > len(lines)
+        # Rows of a batch share a step, and ComfyUI leaves out what comes too fast.
+        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] and len(steps) > 10
 
     other = comfy.queue(graph(kind, text, 1, voices, joint_fade=5.0))
     assert other.completed and set(given) - other.cached == {DECODER, SOUND}
