@@ -33,7 +33,7 @@ FRAME_BYTES = 100_000           # of the transformer, for each frame
 VOCODER_FRAME_BYTES = 400_000   # for each frame of a segment
 
 # On a CPU torch keeps how it computes each layer at each length, for a thousand of them: a long text, whose pieces all
-# differ, would take a gigabyte. So there the vocoder's segments are short, and of one length, and the flow sees
+# differ, would take a gigabyte. So there the vocoder's segments are short, and of two lengths, and the flow sees
 # silence behind the last token.
 CPU_SEGMENT_FRAMES = 256
 CPU_TOKENS = 64

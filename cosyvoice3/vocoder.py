@@ -168,7 +168,7 @@ class CausalHiFT(nn.Module):
 
         Each ``segment`` of frames is decoded with those before it that reach into it, so that the pieces equal
         the whole: memory beside mel and wave is bounded. ``on_segment`` is called before each and may raise to
-        cancel. even: all are computed at one length, the last with silence behind it.
+        cancel. even: all are computed at one length, or the last at half of it, with silence behind it.
         """
         rows, heard = self._frames(mel, finalize)
         mel, waves = mel.float(), [mel.new_zeros(rows, 0, dtype=torch.float32)]
@@ -179,8 +179,9 @@ class CausalHiFT(nn.Module):
             right = end + HELD_FRAMES
             ends = finalize and right >= mel.shape[2]
             excited = right if ends else right - PITCH_LOOKAHEAD_FRAMES
+            length = segment // 2 if end - start <= segment // 2 else segment
             wave = self.decode(mel[:, :, left:right], source[:, :, HOP_SAMPLES * left : HOP_SAMPLES * excited], ends,
-                               CONTEXT_FRAMES + segment + HELD_FRAMES if even else SHORTEST_FRAMES)
+                               CONTEXT_FRAMES + length + HELD_FRAMES if even else SHORTEST_FRAMES)
             waves.append(wave[:, HOP_SAMPLES * (start - left) : HOP_SAMPLES * (end - left)])
         return torch.cat(waves, dim=1)
 
