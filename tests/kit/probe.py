@@ -2,7 +2,8 @@
 
 ``GET /probe`` lists the models that ComfyUI holds in memory, and whether its worker has yet to hear of a request for
 memory. ``POST /probe/hold`` stops the next job after the next step of progress until somebody interrupts it: tiny
-models are faster than any request, so an interruption would otherwise come too late, now and then. ``POST
+models are faster than any request, so an interruption would otherwise come too late, now and then; ``POST
+/probe/release`` takes that back, where the job ended before. ``POST
 /probe/memory`` gives back what is free and counts the peak from then on; ``GET /probe/memory`` tells it, and ``GET
 /probe/tensors`` how many tensors live. The node ``ProbeAudio`` takes audio and tells its bytes: nodes that write
 files make copies of it.
@@ -67,6 +68,12 @@ async def state(request):
 @PromptServer.instance.routes.post("/probe/hold")
 async def hold(request):
     wanted.set()
+    return web.json_response({})
+
+
+@PromptServer.instance.routes.post("/probe/release")
+async def release(request):
+    wanted.clear()
     return web.json_response({})
 
 
