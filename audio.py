@@ -98,8 +98,7 @@ def check_speech(clip: Clip, role: str, min_seconds: float) -> None:
         unit = "sample" if samples == 1 else "samples"
         raise ValueError(f"{role}: {samples} {unit} ({clip.seconds:.3f} s at {clip.rate_hz} Hz); "
                          f"give at least {needed / clip.rate_hz:.3g} s of speech.")
-    # A constant offset is no sound, whatever its size.
-    level_dbfs = _dbfs(float((clip.wave - clip.wave.mean()).abs().max()))
+    level_dbfs = peak_dbfs(clip.wave)
     if level_dbfs < SILENCE_DBFS:
         raise ValueError(f"{role}: the recording is silent (nothing above {SILENCE_DBFS:.0f} dBFS in "
                          f"{clip.seconds:.2f} s); check that the right track is connected and not muted.")
@@ -114,6 +113,16 @@ def check_speech(clip: Clip, role: str, min_seconds: float) -> None:
     elif level_dbfs < QUIET_DBFS:
         logger.warning("%s: the recording is very quiet (its peak is %.0f dBFS); raise its volume.",
                        role, level_dbfs)
+
+
+def dbfs(level: float) -> float:
+    """An amplitude, of which 1 is full scale, in decibels; -inf for 0."""
+    return 20 * math.log10(level) if level > 0 else -math.inf
+
+
+def peak_dbfs(wave: Tensor) -> float:
+    """How loud (T,) is at its loudest. A constant offset is no sound, whatever its size."""
+    return dbfs(float((wave - wave.mean()).abs().max()))
 
 
 def still_sample(clip: Clip, start_s: float, end_s: float) -> int:
@@ -264,10 +273,6 @@ def _to_float(wave: Tensor, role: str) -> Tensor:
         return wave.float() / -torch.iinfo(wave.dtype).min
     raise ValueError(f"{role}: samples of type {wave.dtype} are not audio; "
                      "give floats within -1 to 1, signed integers or unsigned bytes.")
-
-
-def _dbfs(level: float) -> float:
-    return 20 * math.log10(level) if level > 0 else -math.inf
 
 
 def _torchaudio_resample(wave: Tensor, o: int, n: int) -> Tensor:

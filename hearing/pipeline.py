@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import text
-from ..audio import SILENCE_DBFS, Clip, resample
+from ..audio import SILENCE_DBFS, Clip, peak_dbfs, resample
 from . import decode
 from .decode import BUDGET, END, LOOP, NOBODY, RATE_HZ
 from .folder import MOONSHINE, Ear
@@ -81,7 +81,7 @@ def _row(ear: Ear, network: nn.Module, wave: Tensor, language: str, device: torc
             on_steps(before + int(share * seconds * STEPS_PER_SECOND))
 
         on_id(0)
-        if not _audible(part):
+        if peak_dbfs(part) < SILENCE_DBFS:
             continue        # a network hears words in silence
         encoded = decode.encode(ear, network, part, device)
         nobody = 0.0
@@ -106,11 +106,6 @@ def _text(ear: Ear, rows: Sequence[Sequence[int]]) -> str:
     blank = any(ear.tokenizer.id_to_token(row[0]).startswith(("Ġ", "▁")) for row in rows)
     said = (" " if blank else "").join(ear.tokenizer.decode(list(row)).strip() for row in rows)
     return " ".join(text.clean(said).split())
-
-
-def _audible(wave: Tensor) -> bool:
-    """Whether (T,) holds more than silence, as ``check_speech`` asks of a whole recording."""
-    return float((wave - wave.mean()).abs().max()) >= 10 ** (SILENCE_DBFS / 20)
 
 
 def _steps(wave: Tensor) -> int:

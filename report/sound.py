@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..audio import CLIPPED_LEVEL, SILENCE_DBFS, Clip, resample
+from ..audio import CLIPPED_LEVEL, SILENCE_DBFS, Clip, dbfs, resample
 from ..s3gen import features
 
 STILL_DBFS = -50.0          # RMS below which a pause is heard between words at a usual level
@@ -55,8 +55,8 @@ def measure(clip: Clip) -> Loudness:
     counts[-1] = len(rest) or size
     begin, end = _longest(energy / counts < 10 ** (STILL_DBFS / 10))
     return Loudness(
-        _dbfs(max(-low, high)), _dbfs(math.sqrt(energy.sum() / len(wave))), clipped / len(wave),
-        _dbfs((high - low) / 2) < SILENCE_DBFS,
+        dbfs(max(-low, high)), dbfs(math.sqrt(energy.sum() / len(wave))), clipped / len(wave),
+        dbfs((high - low) / 2) < SILENCE_DBFS,
         begin * size / clip.rate_hz, min(end * size, len(wave)) / clip.rate_hz)
 
 
@@ -133,7 +133,3 @@ def _longest(still: np.ndarray) -> tuple[int, int]:
     edges = np.flatnonzero(np.diff(still.astype(np.int8), prepend=0, append=0))
     runs = list(zip(edges[::2].tolist(), edges[1::2].tolist()))
     return max(runs, key=lambda run: (run[1] - run[0], -run[0]), default=(0, 0))
-
-
-def _dbfs(level: float) -> float:
-    return 20 * math.log10(level) if level > 0 else -math.inf

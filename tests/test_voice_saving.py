@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.audio import tone
-from kit.recordings import put
+from kit.recordings import RATE_HZ, put, speech
 from speechwright import voices
 from speechwright.audio import Clip
 from speechwright.wires import Voice
-
-RATE_HZ = 24_000
-
-
-def speech(seconds: float = 1.0, rate_hz: int = RATE_HZ, seed: int = 0) -> torch.Tensor:
-    """(T,) a tone with noise."""
-    rng = torch.Generator().manual_seed(seed)
-    return tone(150, seconds, rate_hz, 0.3) + 0.02 * torch.randn(round(seconds * rate_hz), generator=rng)
 
 
 def load(path: Path) -> Voice:

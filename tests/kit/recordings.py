@@ -7,11 +7,22 @@ from pathlib import Path
 
 import av
 import numpy as np
+import torch
 from torch import Tensor
+
+from .audio import tone
+
+RATE_HZ = 24_000        # of ``speech``
 
 # Suffix -> container and codec, of those that every build of FFmpeg has. Its own Vorbis knows stereo alone.
 KINDS = {".wav": ("wav", "pcm_s16le"), ".flac": ("flac", "flac"), ".mp3": ("mp3", "libmp3lame"),
          ".ogg": ("ogg", "vorbis"), ".opus": ("ogg", "libopus"), ".m4a": ("ipod", "aac")}
+
+
+def speech(seconds: float = 1.0, rate_hz: int = RATE_HZ, seed: int = 0) -> Tensor:
+    """(T,), a tone with noise."""
+    rng = torch.Generator().manual_seed(seed)
+    return tone(150, seconds, rate_hz, 0.3) + 0.02 * torch.randn(round(seconds * rate_hz), generator=rng)
 
 
 def encoded(wave: Tensor, rate_hz: int, container: str, codec: str, **options: str) -> bytes:
