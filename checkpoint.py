@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 MAX_HEADER_BYTES = 100_000_000      # the format's own limit; published headers stay below one million
+MAX_MARKS = 2**20                   # , : [ { in a header, of which a tensor takes 16 at most; models have some thousand
 MAX_COUNT = 2**53                   # of a dimension or an offset: JSON's safe integers
 MAX_RANK = 16                       # dimensions; models use up to 5
 MAPPED_BYTES = 2**28                # of a .pt file that are mapped at a time while it is read
@@ -236,8 +237,12 @@ def _read_header(path: Path, file: io.FileIO, head: bytes, size: int) -> tuple[d
     raw = bytearray(length)
     file.seek(8)
     read_into(file, memoryview(raw), path)
+    # Each mark may stand for an object, which takes many times the bytes that its text does.
+    if sum(map(raw.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
+        raise ValueError(f"{path}: the header is damaged: it has more entries than any model. {AGAIN}")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        "".join(header).encode()        # JSON may spell halves of surrogate pairs, which nothing can write
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: the header is damaged ({short(error)}). {AGAIN}") from error
     if not isinstance(header, dict):

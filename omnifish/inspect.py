@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 
 CODEBOOKS, SEMANTIC = 10, 4096      # of the codec: codebooks, and ids of the first of them
 MAX_HEADER_BYTES = 100_000_000      # the format's own limit
+MAX_MARKS = 2**20                   # , : [ { in a header, of which a tensor takes 16 at most
 MAX_NAMES = 60                      # that are listed of a kind, numbers in them being one name
 
 # What OmniVoice's backbone measures, from which the published model was trained.
@@ -135,18 +137,26 @@ def _numbers(shapes: Shapes) -> int:
 def read_header(path: str) -> dict:
     """The header of a .safetensors file: u64 with its length, then JSON."""
     with open(path, "rb") as file:
-        start = file.read(9)
+        start, size = file.read(9), os.fstat(file.fileno()).st_size
         length = int.from_bytes(start[:8], "little")
         if start[8:] != b"{" or length > MAX_HEADER_BYTES:
             raise ValueError("this is no .safetensors file; give one, such as the published model.safetensors")
-        text = start[8:] + file.read(length - 1)
-    if len(text) < length:
-        raise ValueError(f"the file is cut: its header alone takes {length:,} bytes; download it again")
-    header = json.loads(text)
-    if not all(isinstance(entry, dict) and (name == "__metadata__" or isinstance(entry.get("shape"), list))
-               for name, entry in header.items()):
-        raise ValueError("its header is damaged: not every tensor has a shape; download it again")
+        if length > size - 8:
+            raise ValueError(f"the file is cut: its header alone takes {length:,} bytes; download it again")
+        text = start[8 : 8 + length] + file.read(max(0, length - 1))
+    try:
+        if sum(map(text.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
+            raise ValueError("it has more entries than any model")
+        header = json.loads(text)
+        if not all(name == "__metadata__" or _is_shape(entry["shape"]) for name, entry in header.items()):
+            raise ValueError("not every tensor has a shape")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"its header is damaged ({str(problem)[:80]}); download it again") from problem
     return header
+
+
+def _is_shape(found: object) -> bool:
+    return isinstance(found, list) and len(found) <= 16 and all(type(size) is int and 0 <= size < 2**53 for size in found)
 
 
 def main(arguments: list[str]) -> int:
