@@ -105,10 +105,14 @@ class Comfy(Client):
 
 
 @contextmanager
-def running(root: Path) -> Iterator[Comfy]:
-    """The server of the ComfyUI at ``root``, with the pack of this checkout, on the CPU, offline."""
+def running(root: Path, *options: str, cpu: bool = True, models: Path | None = None,
+            nodes: Mapping[str, Path] | None = None) -> Iterator[Comfy]:
+    """The server of the ComfyUI at ``root``, with the pack of this checkout, on the CPU, offline.
+
+    options: more of ComfyUI's own. models: a folder to share. nodes: beside the pack and the probe.
+    """
     comfyui = ComfyUI(root, Path(sys.executable), ours=root.parent == Path(sys.prefix).parent)
-    nodes = {"speechwright": CHECKOUT, "probe.py": KIT / "probe.py"}
-    with server.booted(comfyui, nodes, audio=CHECKOUT / "workflows" / "audio", cpu=True,
-                       environment={"PYTHONPATH": str(KIT.parent)}) as booted:
+    nodes = {"speechwright": CHECKOUT, "probe.py": KIT / "probe.py", **(nodes or {})}
+    with server.booted(comfyui, nodes, audio=CHECKOUT / "workflows" / "audio", cpu=cpu, models=models,
+                       environment={"PYTHONPATH": str(KIT.parent)}, options=options) as booted:
         yield Comfy(booted)

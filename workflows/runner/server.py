@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +76,11 @@ def needs_cpu(comfyui: ComfyUI) -> bool:
 
 @contextmanager
 def booted(comfyui: ComfyUI, nodes: Mapping[str, Path], *, audio: Path, cpu: bool,
-           models: Path | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Booted]:
+           models: Path | None = None, environment: Mapping[str, str] | None = None,
+           options: Sequence[str] = ()) -> Iterator[Booted]:
     """A server with the custom ``nodes`` (name -> folder or file) and the clips of the folder ``audio``.
 
-    ``models`` is a folder to keep, or None for one that goes with the rest.
+    ``models`` is a folder to keep, or None for one that goes with the rest; ``options`` are more of ComfyUI's own.
     """
     with tempfile.TemporaryDirectory(prefix="speechwright-", ignore_cleanup_errors=True) as folder:
         base = Path(folder).resolve()
@@ -91,7 +92,7 @@ def booted(comfyui: ComfyUI, nodes: Mapping[str, Path], *, audio: Path, cpu: boo
         with open(base / "server.log", "wb") as log:
             # In a group of its own, so that Ctrl-C reaches us alone, and we can interrupt its work in order.
             process = subprocess.Popen(
-                _command(comfyui, base, port, cpu), stdin=subprocess.PIPE, stdout=log, stderr=log, env=own,
+                [*_command(comfyui, base, port, cpu), *options], stdin=subprocess.PIPE, stdout=log, stderr=log, env=own,
                 start_new_session=os.name != "nt",
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))
             server = Booted(f"http://127.0.0.1:{port}", base, base / "server.log", process)
