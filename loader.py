@@ -200,6 +200,8 @@ class SpeechModel:
         patchers = [self._patcher(name) for name in names]
         comfy.model_management.load_models_gpu(patchers, memory_required=working_bytes, force_full_load=True)
         networks = tuple(patcher.model for patcher in patchers)
+        for network in networks:
+            _bring_rest(network, self.device)
         yield networks[0] if isinstance(parts, str) else networks
 
     def voice(self, key: str, read: Callable[[], object]) -> object:
@@ -233,6 +235,19 @@ class SpeechModel:
         for part in parts:
             if problem := self._opened.lack(part):
                 raise ValueError(f"{node}: {problem}")
+
+
+def _bring_rest(network: torch.nn.Module, device: torch.device) -> None:
+    """Move what ComfyUI left behind.
+
+    With --novram it fetches the weights of its own layers as they compute, and leaves there the norms and other
+    small parts of ours, which nobody fetches. They go back with the rest.
+    """
+    with torch.inference_mode(False):
+        for module in network.modules():
+            own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            if not hasattr(module, "comfy_cast_weights") and any(tensor.device != device for tensor in own):
+                module._apply(lambda tensor: tensor.to(device), recurse=False)
 
 
 def load(name: str, precision: str = "auto", device: str = "auto", download: bool = False,

@@ -29,7 +29,9 @@ class Codebook(nn.Module):
     def nearest(self, x: Tensor) -> Tensor:
         """(B, F, D) -> int64 (B, F)"""
         code = self.in_proj(x)      # its own length changes no order
-        return (code @ F.normalize(self.codebook.weight.to(code), dim=-1).T).argmax(dim=-1)
+        # Through the layer, which fetches its weights where they are kept elsewhere.
+        rows = self.codebook(torch.arange(self.codebook.num_embeddings, device=code.device))
+        return (code @ F.normalize(rows.to(code), dim=-1).T).argmax(dim=-1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 (B, F) -> (B, F, D)"""
