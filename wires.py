@@ -86,7 +86,7 @@ class Made:
     retries: int = 0
     redraws: tuple[int, ...] = ()       # frames of the piece whose id was drawn a second time
     block: int = 0                      # frames that were decided together; 0 where they come one by one
-    seconds: float = 0.0                # that sampling took; rows of a batch share them
+    seconds: float = 0.0                # that sampling took: of a batch, its share
 
 
 @dataclass(frozen=True, eq=False)

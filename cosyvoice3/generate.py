@@ -88,7 +88,8 @@ class Take:
     ids: int64 (F,) on the CPU, fit for the flow: without end ids, loops and the rest of long silences.
     ended: "end" by the model itself, "loop" by the rule against loops, "budget" where its tokens ran out.
     sampled: tokens drawn, those left out of ``ids`` included. redraws: how often the second draw counted.
-    redrawn: the places in ``ids`` at which it did. took: seconds for all attempts, those of a batch together.
+    redrawn: the places in ``ids`` at which it did. took: seconds for all attempts; those of a batch are shared by
+    the tokens drawn.
     """
     ids: Tensor
     ended: str
@@ -211,8 +212,9 @@ def decode(
                 done += _decode_batch(lm, batch, embedded, folded, options, heard, device)
             except ValueError as error:
                 raise ValueError(f"{error}{_done(lm, [*rows.values(), *again], texts, options)}") from error
+            spent, drawn = time.perf_counter() - began, sum(len(row.redrawn) for row in batch)
             for row in batch:
-                took[row.index] += time.perf_counter() - began
+                took[row.index] += spent * len(row.redrawn) / drawn
         # One copy of a loop is better than nothing at all.
         rows.update((row.index, row) for row in again
                     if row.ids or row.index not in rows or not rows[row.index].ids)

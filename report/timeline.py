@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ..audio import Clip
 from ..wires import Piece, SpeechTokens
-from .cost import costs
 from .sound import still_runs
 
 DIGITAL_SILENCE = 2.0**-15      # one step of 16 bits: pauses stay silent in files
@@ -67,10 +66,11 @@ def timeline(tokens: SpeechTokens, row: int, clip: Clip | None = None) -> Timeli
             cuts = _cuts(lengths, gaps, lead_s, missing_s, clip)
             note = (f"The audio is {missing_s:.2f} s shorter than the tokens: silence at the ends of pieces was "
                     "trimmed. Borders beside pauses are exact, the others estimated.")
-    spans, pauses, now_s, cost_s = [], [(0.0, lead_s)] if lead_s else [], lead_s, costs(tokens.kind, pieces)
+    spans, pauses, now_s = [], [(0.0, lead_s)] if lead_s else [], lead_s
     for index, piece in enumerate(pieces):
         end_s = now_s + lengths[index] - cuts[index]
-        spans.append(Span(piece, index + 1, now_s, end_s, lengths[index], cost_s[index]))
+        spans.append(Span(piece, index + 1, now_s, end_s, lengths[index],
+                          piece.made.seconds if piece.made else 0.0))
         now_s = end_s + gaps[index]
         if gaps[index]:
             pauses.append((end_s, now_s))

@@ -114,23 +114,3 @@ def test_pieces_never_end_before_they_begin(lost):
     line = timeline(tokens, 0, spoken(tokens, lost))
     times = [time_s for span in line.spans for time_s in (span.begin_s, span.end_s)]
     assert times == sorted(times)
-
-
-# What sampling took
-
-
-def cost(*told: tuple[int, float, int], kind: str = S3_V3) -> list[float]:
-    """Of (frames, seconds, retries), for each piece."""
-    ids = (10,) if kind == FISH_44K else (1,)
-    pieces = [Piece(torch.zeros(*ids, frames, dtype=torch.int64), made=Made("", "end", retries, seconds=seconds))
-              for frames, seconds, retries in told]
-    return [span.cost_s for span in timeline(SpeechTokens(kind, 25.0, (tuple(pieces),)), 0).spans]
-
-
-def test_a_batch_s_seconds_are_counted_once():
-    """Each piece of a batch tells the seconds of the whole; their sum was as many times what it took."""
-    assert cost((10, 4.0, 0), (30, 4.00001, 0)) == pytest.approx([1.0, 3.0])
-    assert cost((10, 4.0, 0), (30, 6.5, 1)) == pytest.approx([1.0, 5.5])
-    assert cost((10, 4.0, 0), (10, 9.0, 0)) == pytest.approx([4.0, 9.0])
-    assert cost((10, 6.0, 1)) == [6.0] and cost((10, 0.0, 0)) == [0.0]
-    assert cost((10, 4.0, 0), (30, 4.0, 0), kind=FISH_44K) == [4.0, 4.0]

@@ -1,6 +1,7 @@
 """The decode loop: by script first, then with the golden language model."""
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kit.lm import golden, golden_facts, golden_lm, tiny_lm
 from kit.scripted import ScriptedLM, Spoken
+from speechwright.cosyvoice3 import generate
 from speechwright.cosyvoice3.config import LMConfig
 from speechwright.cosyvoice3.generate import (
     GROUP_BYTES,
@@ -185,6 +187,15 @@ def test_rows_end_one_by_one():
     takes = decode(lm, [Spoken((0,) * length + (name,)) for name, length in [(3, 0), (9, 4), (1, 9)]], [0, 0, 0], PLAIN)
     assert [take.ids.tolist() for take in takes] == [[300, 301, 302], list(range(900, 909)), [100]]
     assert len(lm.fed) == 9
+
+
+def test_seconds_of_a_batch_are_shared(monkeypatch):
+    """Each piece told the seconds of the whole batch; their sum was as many times what it took."""
+    ticks = itertools.count()
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: 6.0 * next(ticks))
+    lm = ScriptedLM(lambda name, attempt, step: 7 if step < name and (name < 9 or attempt) else EOS)
+    takes = decode(lm, [Spoken((name,)) for name in (3, 9, 1)], [0, 0, 0], options(retries=1))
+    assert [take.took for take in takes] == pytest.approx([6 * 4 / 7, 6 * 1 / 7 + 6, 6 * 2 / 7])
 
 
 def test_as_many_rows_at_once_as_memory_allows():
