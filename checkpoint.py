@@ -15,10 +15,8 @@ import json
 import math
 import mmap
 import os
-import pickle
 import re
 import stat
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,13 +25,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from . import torch_files
+from .words import AGAIN, short, some
+
 MAX_HEADER_BYTES = 100_000_000      # the format's own limit; published headers stay below one million
 MAX_MARKS = 2**20                   # , : [ { in a header, of which a tensor takes 16 at most; models have some thousand
 MAX_COUNT = 2**53                   # of a dimension or an offset: JSON's safe integers
+MAX_NAME = 500                      # characters of a tensor's
 MAX_RANK = 16                       # dimensions; models use up to 5
 MAPPED_BYTES = 2**28                # of a .pt file that are mapped at a time while it is read
 OWN_MAPPING_BYTES = 2**16           # 16 pages; smaller tensors are cheaper from the allocator
-WRAPPERS = ("state_dict", "model")  # keys under which training scripts put the weights
 
 # The format's names; one that this torch lacks is an unknown dtype.
 DTYPES = {name: getattr(torch, attribute) for name, attribute in {
@@ -42,12 +43,8 @@ DTYPES = {name: getattr(torch, attribute) for name, attribute in {
     "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
 }.items() if hasattr(torch, attribute)}
 
-AGAIN = "Download it again."
 FOREIGN = {b"GGUF": "a GGUF file", b"\x1f\x8b": "a gzip archive", b"7z\xbc\xaf": "a 7-zip archive",
             b"Rar!": "a RAR archive", b"\x08": "perhaps an ONNX graph"}
-
-# What torch raises for damaged or foreign files, whichever layer notices first.
-_TORCH_ERRORS = (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +206,7 @@ def _open_safetensors(path: Path, file: io.FileIO, head: bytes, size: int) -> Ch
             spans[name] = (start + begin, start + end)
     if not spans:
         raise ValueError(f"{path}: the file holds no tensors. Give the file with the model's weights.")
+    _check_names(path, spans)
     expected = start
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != expected:
@@ -242,7 +240,6 @@ def _read_header(path: Path, file: io.FileIO, head: bytes, size: int) -> tuple[d
         raise ValueError(f"{path}: the header is damaged: it has more entries than any model. {AGAIN}")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
-        "".join(header).encode()        # JSON may spell halves of surrogate pairs, which nothing can write
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: the header is damaged ({short(error)}). {AGAIN}") from error
     if not isinstance(header, dict):
@@ -283,78 +280,15 @@ def _are_counts(values: object) -> bool:
 
 
 def _torch_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a file by ``torch.save``; mapped, not read, where it is a zip (torch 1.6 on)."""
+    """The named tensors of a file by ``torch.save``."""
     with opened(path) as file:
-        zipped = file.read(2) == b"PK"
-        file.seek(0)
-        if zipped:
-            _check_zip(path)
-        # Only paths can be mapped. From 2.13 on torch goes by the suffix, though, so that a .pt file with the
-        # wrong one has to be handed over open.
-        mapped = zipped and path.suffix != ".safetensors"
-        loaded = _torch_load(path, path if mapped else file, mapped)
-    return _named_tensors(path, loaded)
-
-
-def _torch_load(path: Path, source: Path | io.FileIO, mapped: bool) -> object:
-    try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        # torch's own text goes on to say how to run the code all the same.
-        named = re.search(r"(?:GLOBAL|[Cc]lass) ([\w.]+)", str(error))
-        what = f"{named[1]}, a Python class or function" if named else "more than tensors or is damaged"
-        raise ValueError(f"{path}: the file holds {what}. It was not loaded: that could run a stranger's "
-                         "program. Give a .safetensors file, or a .pt file of tensors alone.") from error
-    except _TORCH_ERRORS as error:
-        raise ValueError(f"{path}: the file is cut or damaged (torch: {short(error)}). {AGAIN}") from error
-
-
-def _check_zip(path: Path) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise ValueError(f"{path}: the file is cut or damaged: a zip archive of {path.stat().st_size:,} "
-                         f"bytes without its table of contents. {AGAIN}") from error
-    names = {entry.filename.rsplit("/", 1)[-1] for entry in entries}
-    if "constants.pkl" in names:
-        raise ValueError(f"{path}: this is a TorchScript program, not a file of weights. Give the model's "
-                         ".safetensors or .pt file.")
-    if "data.pkl" not in names or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError(f"{path}: this is a zip archive, but not one by PyTorch; it holds "
-                         f"{some(sorted(names))}. Unpack it and give the file inside.")
-
-
-def _named_tensors(path: Path, loaded: object) -> dict[str, Tensor]:
-    """The tensors of a loaded dict, or of one that a training script put inside; counters are left out."""
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: the file holds one {type(loaded).__name__}, not tensors by name. "
-                         "Give the file with the model's weights.")
-    for candidate in [*(loaded.get(key) for key in WRAPPERS), loaded]:
-        if isinstance(candidate, dict):
-            tensors = {name: value for name, value in candidate.items()
-                       if isinstance(name, str) and isinstance(value, Tensor)}
-            if tensors:
-                break
-    else:
-        raise ValueError(f"{path}: the file holds no tensors, only {some(map(str, loaded))}. "
-                         "Give the file with the model's weights.")
-    size = path.stat().st_size
-    for name, tensor in tensors.items():
-        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        if not plain or tensor.numel() * tensor.itemsize > size:
-            raise ValueError(f"{path}: tensor {short(name)} is sparse, quantised or larger than the file. "
-                             "Give a file of plain tensors.")
+        tensors = torch_files.tensors(path, file)
+    _check_names(path, tensors)
     return tensors
 
 
-def short(value: object) -> str:
-    """``value`` in an error: a hostile header must not fill the screen."""
-    text = repr(value) if isinstance(value, (str, list, dict)) else str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def some(names: Iterable[str]) -> str:
-    names = list(names)
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(short(name) for name in names[:5]) + rest or "nothing"
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Errors tell them, and so they have to be short, and such as can be written."""
+    for name in names:
+        if len(name) > MAX_NAME or not name.isascii() and name != name.encode("utf-8", "replace").decode():
+            raise ValueError(f"{path}: the file is damaged: {short(name)} is no name of a tensor. {AGAIN}")
