@@ -1,6 +1,7 @@
 """From the tensors of a checkpoint to a module: built empty, compared by names and shapes, then filled."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TypeVar
@@ -11,7 +12,12 @@ from torch import Tensor, nn
 from .products import KINDS, quick
 
 Shapes = Mapping[str, tuple[int, ...]]
-Config = TypeVar("Config")
+Found = TypeVar("Found")
+
+MAX_NAME = 200      # characters of a name that an error tells
+REMEDY = "Download the file again, or choose another."
+# What is raised where names lack, shapes have other dimensions, or torch makes no layer of such a size.
+MISFITS = (KeyError, ValueError, IndexError, ZeroDivisionError, RuntimeError)
 
 # torch's layers without their random start, which costs more than reading the weights.
 UNFILLED = quick(SimpleNamespace(**{
@@ -23,12 +29,35 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def measured(from_shapes: Callable[[Shapes], Config], shapes: Shapes, source: str, model: str) -> Config:
-    """The sizes that these shapes tell; ``ValueError`` with what was looked for in vain."""
+def measured(tell: Callable[[Shapes], Found], shapes: Shapes, source: str, model: str) -> Found:
+    """What these shapes tell, of sizes or of a network; ``ValueError`` with what was looked for in vain."""
     try:
-        return from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {model}; looked for {problem}.") from problem
+        return tell(shapes)
+    except MISFITS as problem:
+        raise ValueError(f"{source}: not a whole file of {model}; looked for {sought(problem)}. {REMEDY}") from problem
+
+
+def sought(problem: Exception) -> str:
+    """What was looked for, by what one of the ``MISFITS`` says."""
+    said = str(problem).split("\n")[0]
+    if unpacked := re.match(r"(?:too many|not enough) values to unpack \(expected (\d+)", said):
+        return f"a tensor of {unpacked[1]} dimensions, and found one of more or fewer"
+    if isinstance(problem, (IndexError, ZeroDivisionError)):
+        return "tensors of more dimensions, or more of them"
+    if isinstance(problem, RuntimeError):
+        return f"sizes that a network can have, and found others ({said[:80]})"
+    return said.rstrip(".")
+
+
+def last_number(shapes: Shapes, prefix: str) -> int:
+    """The highest N of the names ``{prefix}N.``; -1 where there are none.
+
+    ``ValueError`` where there are fewer names than numbers: whoever makes a layer for each would never end.
+    """
+    last = max((int(name[len(prefix):].split(".")[0]) for name in shapes if name.startswith(prefix)), default=-1)
+    if last >= len(shapes):
+        raise ValueError(f"tensors of all layers before {prefix}{last}, and found {len(shapes)} in all")
+    return last
 
 
 def check_names(expected: Shapes, found: Shapes, source: str, model: str) -> None:
@@ -37,16 +66,17 @@ def check_names(expected: Shapes, found: Shapes, source: str, model: str) -> Non
     for title, names in (("missing", expected.keys() - found), ("unexpected", found.keys() - expected)):
         if names:
             more = ", ..." if len(names) > 3 else ""
-            problems.append(f"{len(names)} {title} ({', '.join(sorted(names)[:3])}{more})")
+            listed = ", ".join(name[:MAX_NAME] for name in sorted(names)[:3])
+            problems.append(f"{len(names)} {title} ({listed}{more})")
     shapes = [
-        f"{name} is {found[name]}, not {shape}"
+        f"{name[:MAX_NAME]} is {found[name]}, not {shape}"
         for name, shape in expected.items() if found.get(name, shape) != shape
     ]
     if shapes:
         problems.append(f"{len(shapes)} of another shape ({'; '.join(shapes[:2])})")
     if problems:
         raise ValueError(
-            f"{source}: not the tensors of {model}: {', '.join(problems)}. Download the file again, or choose another.")
+            f"{source}: not the tensors of {model}: {', '.join(problems)}. {REMEDY}")
 
 
 def own(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,5 +80,6 @@ def _matching(published: Shapes, config: VocoderConfig | None, source: str) -> V
     """The sizes, compared with the shapes by torch's own layers: ComfyUI's may be without weights until filled."""
     shapes = folded_shapes(bare(published, source))
     config = config or measured(VocoderConfig.from_shapes, shapes, source, NAME)
-    check_names(plain_shapes(CausalHiFT(config, UNFILLED, "meta")), shapes, source, NAME)
+    expected = measured(lambda _: plain_shapes(CausalHiFT(config, UNFILLED, "meta")), shapes, source, NAME)
+    check_names(expected, shapes, source, NAME)
     return config

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..assembly import Shapes
+from ..assembly import Shapes, last_number
 
 SAMPLE_RATE_HZ = 44100
 ENCODER_RATES = (2, 4, 8, 8)                    # of the strided convolutions
@@ -28,7 +28,7 @@ QUANTIZER_WINDOW = 128                          # positions at 21.5 per second
 
 def layers(shapes: Shapes, prefix: str) -> int:
     """One more than the highest N of the names ``{prefix}N.``; 0 where there are none."""
-    return 1 + max((int(name[len(prefix):].split(".")[0]) for name in shapes if name.startswith(prefix)), default=-1)
+    return 1 + last_number(shapes, prefix)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ def read_header(path: str) -> dict:
 
 
 def _is_shape(found: object) -> bool:
-    return isinstance(found, list) and len(found) <= 16 and all(type(size) is int and 0 <= size < 2**53 for size in found)
+    return (isinstance(found, list) and len(found) <= 16
+            and all(type(size) is int and 0 <= size < 2**53 for size in found))
 
 
 def main(arguments: list[str]) -> int:

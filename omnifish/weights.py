@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..assembly import MISFITS, REMEDY, UNFILLED, Shapes, check_names, fill, shapes_of, sought
 from .codec_weights import build_codec
 from .config import AUDIO_TABLE, HEAD, MTP_PREFIX, CodeIds, OmniFishConfig
 from .inspect import inspect
@@ -105,10 +105,12 @@ def _matching(
     core = {name: shape for name, shape in shapes.items() if not name.startswith(MTP_PREFIX)}
     try:
         spoken = replace(config or OmniFishConfig.from_shapes(core, **told), mtp=None)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {problem}. {_report(held)}") from problem
+        expected = _own_shapes(spoken)
+    except MISFITS as problem:
+        raise ValueError(f"{source}: not a whole file of {NAME}; looked for {sought(problem)}. {REMEDY} "
+                         f"{_report(held)}") from problem
     try:
-        check_names(_own_shapes(spoken), core, source, NAME)
+        check_names(expected, core, source, NAME)
     except ValueError as problem:
         raise ValueError(f"{problem} {_report(held)}") from problem
     if semantic_only:
@@ -117,11 +119,11 @@ def _matching(
         config = config or OmniFishConfig.from_shapes(shapes, **told)
         if config.mtp is None:
             raise ValueError(f"tensors whose names begin with {MTP_PREFIX}, and found none")
-    except (KeyError, ValueError, IndexError) as problem:
+        expected = _own_shapes(config)
+    except MISFITS as problem:
         known = _own_shapes(replace(spoken, mtp=MTPConfig()))
         stray = [name for name in shapes if name not in known]
-        raise ValueError(_no_depth(source, f"looked for {problem}", shapes, stray, held)) from problem
-    expected = _own_shapes(config)
+        raise ValueError(_no_depth(source, f"looked for {sought(problem)}", shapes, stray, held)) from problem
     try:
         check_names(expected, shapes, source, NAME)
     except ValueError as problem:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, shapes_of
+from ..assembly import MISFITS, REMEDY, UNFILLED, Shapes, check_names, shapes_of, sought
 from . import weights
 from .config import S3GenConfig
 from .model import S3Token2Wav
@@ -39,12 +39,11 @@ def measure(part: str, published: Shapes, source: str) -> S3GenConfig:
     shapes = weights.own_shapes(whole_names(part, published, source))
     try:
         config = S3GenConfig.from_shapes(shapes, (part,))
-    except (KeyError, ValueError, IndexError) as problem:
-        looked_for = str(problem).replace(prefix, "", 1)
-        raise ValueError(f"{source}: not a whole file of {NAMES[part]}; looked for {looked_for}.") from problem
-    expected, found = (
-        {name.removeprefix(prefix): shape for name, shape in side.items()}
-        for side in (weights.expected_shapes(config, (part,)), shapes))
+        whole = weights.expected_shapes(config, (part,))
+    except MISFITS as problem:
+        looked_for = sought(problem).replace(prefix, "", 1)
+        raise ValueError(f"{source}: not a whole file of {NAMES[part]}; looked for {looked_for}. {REMEDY}") from problem
+    expected, found = ({name.removeprefix(prefix): shape for name, shape in side.items()} for side in (whole, shapes))
     check_names(expected, found, source, NAMES[part])
     return config
 

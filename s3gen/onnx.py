@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, shapes_of
+from ..assembly import MISFITS, UNFILLED, Shapes, check_names, shapes_of, sought
 from ..checkpoint import new_tensor
 from ..onnx_weights import Node, OnnxFile, open_onnx
 from .config import SpeakerConfig, TokenizerConfig
@@ -94,7 +94,9 @@ def tokenizer_sources(file: OnnxFile) -> dict[str, Source]:
         found[f"{_PROJECTION}.bias"] = Source(file.origin(_PROJECTION_BIAS))
     shapes = _shapes(file, found)
     config = _measured(TokenizerConfig.from_shapes, shapes, file, TOKENIZER)
-    check_names(shapes_of(S3Tokenizer(config, UNFILLED, "meta").state_dict()), shapes, str(file.path), TOKENIZER)
+    expected = _measured(
+        lambda _: shapes_of(S3Tokenizer(config, UNFILLED, "meta").state_dict()), shapes, file, TOKENIZER)
+    check_names(expected, shapes, str(file.path), TOKENIZER)
     return found
 
 
@@ -119,7 +121,8 @@ def speaker_sources(file: OnnxFile) -> dict[str, Source]:
             }
     shapes = _shapes(file, found)
     config = _measured(SpeakerConfig.from_shapes, shapes, file, SPEAKER)
-    check_names(shapes_of(CAMPPlus(config, UNFILLED, "meta").state_dict()), shapes, str(file.path), SPEAKER)
+    expected = _measured(lambda _: shapes_of(CAMPPlus(config, UNFILLED, "meta").state_dict()), shapes, file, SPEAKER)
+    check_names(expected, shapes, str(file.path), SPEAKER)
     return found
 
 
@@ -179,9 +182,9 @@ def _shapes(file: OnnxFile, found: dict[str, Source]) -> dict[str, tuple[int, ..
 def _measured(from_shapes: Callable[[Shapes], Config], shapes: Shapes, file: OnnxFile, model: str) -> Config:
     try:
         return from_shapes(shapes)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{file.path}: not a whole file of {model}; looked for {problem}. Give the model's .onnx file "
-                         "as published.") from problem
+    except MISFITS as problem:
+        raise ValueError(f"{file.path}: not a whole file of {model}; looked for {sought(problem)}. Give the model's "
+                         ".onnx file as published.") from problem
 
 
 def _read(file: OnnxFile, sources: dict[str, Source]) -> dict[str, Tensor]:

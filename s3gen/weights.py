@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..assembly import UNFILLED, Shapes, check_names, fill, shapes_of
+from ..assembly import MISFITS, REMEDY, UNFILLED, Shapes, check_names, fill, shapes_of, sought
 from ..hub import Published
 from ..weight_norm import fold, folded_name, folded_shapes, unfolded_shapes
 from .config import PARTS, S3GenConfig
@@ -143,9 +143,10 @@ def measure(published: Shapes, source: str, parts: tuple[str, ...] = PARTS) -> S
     shapes = own_shapes(published)
     try:
         config = S3GenConfig.from_shapes(shapes, parts)
-    except (KeyError, ValueError, IndexError) as problem:
-        raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {problem}.") from problem
-    check_names(expected_shapes(config, parts), shapes, source, NAME)
+        expected = expected_shapes(config, parts)
+    except MISFITS as problem:
+        raise ValueError(f"{source}: not a whole S3Gen checkpoint; looked for {sought(problem)}. {REMEDY}") from problem
+    check_names(expected, shapes, source, NAME)
     return config
 
 
