@@ -35,23 +35,6 @@ def check_wire(value: object, kind: type, role: str) -> None:
         raise ValueError(f"{role}: expected {wire}, got {found}; connect {makers}.")
 
 
-def whole_seed(value: object, role: str) -> int:
-    """Any whole number is a seed, floats and numpy's too: other packs' seed nodes send what they like."""
-    try:
-        seed = int(value)
-        whole = not isinstance(value, (bool, str)) and bool(seed == value)
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{role}: {value!r} is no seed; give a whole number.")
-    return seed
-
-
-def given_text(text: str | None) -> str:
-    """"" for nothing, and for "None", which ComfyUI makes of a null that comes over its interface."""
-    return "" if text in (None, "None") else text
-
-
 def progress_and_interrupt(every: int = 1) -> Callable[[int, int], None]:
     """A callback (done, total) that raises when the user has pressed Cancel, and moves the node's bar.
 

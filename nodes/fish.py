@@ -4,11 +4,11 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..audio import check_speech, clips, to_comfy
-from ..loader import SpeechModel
 from ..omnifish import pipeline
 from ..omnifish.codec import WORKING_BYTES
 from ..wires import FISH_44K, Piece, SpeechTokens
-from .common import CATEGORY, SpeechModelType, SpeechTokensType, check_wire, progress_and_interrupt
+from .common import CATEGORY, SpeechModelType, SpeechTokensType, progress_and_interrupt
+from .inputs import checked
 
 MIN_SECONDS = 0.05      # about one frame
 
@@ -33,8 +33,8 @@ class FishEncode(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, audio) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "Encode Fish Codes: model")
         model.require("Encode Fish Codes", "codec")
         sources = clips(audio, "Encode Fish Codes: audio")
         for source in sources:
@@ -68,9 +68,8 @@ class FishDecode(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, tokens, joint_fade: float = 20.0) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "Decode Fish Codes: model")
-        check_wire(tokens, SpeechTokens, "Decode Fish Codes: tokens")
         model.require("Decode Fish Codes", "codec")
         tokens.require(FISH_44K, "Decode Fish Codes")
         with model.loaded("codec", WORKING_BYTES) as codec:

@@ -7,6 +7,7 @@ from .. import loader
 from ..cosyvoice3 import folder
 from ..omnifish import checkpoint
 from .common import CATEGORY, SpeechModelType, progress_and_interrupt
+from .inputs import checked
 
 S3GEN_OPTION = "S3Gen (Chatterbox / CosyVoice2)"
 COSYVOICE_OPTION = "CosyVoice"
@@ -96,10 +97,11 @@ class LoadModel(io.ComfyNode):
         return loader.checkpoint_stamp(given["checkpoint"]) if "checkpoint" in given else ""
 
     @classmethod
+    @checked
     def execute(cls, family: dict | None = None, precision: str = "auto", device: str = "auto",
                 download: bool = False) -> io.NodeOutput:
         # ComfyUI leaves an unknown choice, and what belongs to it, out of the call.
-        given = family or {}
+        given = family
         chosen = given.get("family")
         if chosen == DEMO_OPTION:
             return io.NodeOutput(loader.load_demo(given["demo"], precision, device))

@@ -4,11 +4,11 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..cosyvoice3.prompt import METHODS
-from ..loader import SpeechModel
 from ..omnifish.pipeline import LANGUAGES
 from ..request import MODES, Request
 from ..wires import SpeechPrompt, Voice
-from .common import CATEGORY, SpeechModelType, SpeechPromptType, SpeechVoiceType, check_wire, given_text
+from .common import CATEGORY, SpeechModelType, SpeechPromptType, SpeechVoiceType
+from .inputs import checked
 
 MAX_VOICES = 8
 
@@ -88,6 +88,7 @@ class EncodePrompt(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, text: str, voices: dict | None = None, speech_tokenizer=None,
                 mode: str = "auto", method: str = "auto", instruction: str = "",
                 split_limit: int = 0, keep_whole: bool = False, language: str = "en", before: str = "", after: str = "",
@@ -95,9 +96,6 @@ class EncodePrompt(io.ComfyNode):
         if unknown:
             raise ValueError(f"Encode Speech Prompt: {', '.join(sorted(unknown))} is no input of it; connect at most "
                              f"{MAX_VOICES} voices, as voices.voice0 to voices.voice{MAX_VOICES - 1}.")
-        check_wire(model, SpeechModel, "Encode Speech Prompt: model")
-        if speech_tokenizer is not None:
-            check_wire(speech_tokenizer, SpeechModel, "Encode Speech Prompt: speech_tokenizer")
         model.require("Encode Speech Prompt", "text")
         reader = speech_tokenizer or model
 
@@ -105,11 +103,7 @@ class EncodePrompt(io.ComfyNode):
             reader.require_kind(model.token_kind, "Encode Speech Prompt")
             return reader.hear(voice, "Encode Speech Prompt")
 
-        connected = tuple(voice for voice in (voices or {}).values() if voice is not None)
-        for voice in connected:
-            check_wire(voice, Voice, "Encode Speech Prompt: voices")
         pieces, preview = model.write_prompt(
-            Request(text or "", connected, mode or MODES[0], method or METHODS[0], given_text(instruction),
-                    split_limit or 0, bool(keep_whole), language or "", given_text(before), given_text(after),
-                    given_text(speaker), given_text(quality)), hear)
+            Request(text, tuple((voices or {}).values()), mode, method, instruction, split_limit, keep_whole, language,
+                    before, after, speaker, quality), hear)
         return io.NodeOutput(SpeechPrompt(model.family, tuple(pieces)), preview)

@@ -5,8 +5,8 @@ from comfy_api.latest import io
 
 from ..audio import clips
 from ..report import picture, pipeline
-from ..wires import SpeechTokens
-from .common import CATEGORY, SpeechTokensType, check_wire
+from .common import CATEGORY, SpeechTokensType
+from .inputs import checked
 
 
 class SpeechReport(io.ComfyNode):
@@ -42,8 +42,7 @@ class SpeechReport(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, tokens=None, audio=None, width: int = picture.WIDTH, row: int = 0) -> io.NodeOutput:
-        if tokens is not None:
-            check_wire(tokens, SpeechTokens, "Speech Report: tokens")
         sounds = clips(audio, "Speech Report: audio") if audio is not None else None
         return io.NodeOutput(*pipeline.report(tokens, sounds, row, width))

@@ -4,7 +4,6 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..audio import check_speech, clips, to_comfy
-from ..loader import SpeechModel
 from ..s3gen import pipeline as s3gen_pipeline
 from ..wires import Piece, SpeechTokens, Voice
 from .common import (
@@ -13,10 +12,9 @@ from .common import (
     SpeechModelType,
     SpeechTokensType,
     SpeechVoiceType,
-    check_wire,
     progress_and_interrupt,
-    whole_seed,
 )
+from .inputs import checked
 
 
 class S3Tokenize(io.ComfyNode):
@@ -39,8 +37,8 @@ class S3Tokenize(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, audio) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "S3 Tokenize: model")
         model.require("S3 Tokenize", "tokenizer")
         sources = clips(audio, "S3 Tokenize: audio")
         for source in sources:
@@ -90,13 +88,9 @@ class S3Token2Wav(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, tokens, seed: int, voice=None, steps: int = 0, cfg: float = 0.7,
                 joint_fade: float = 20.0) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "S3Token2Wav: model")
-        check_wire(tokens, SpeechTokens, "S3Token2Wav: tokens")
-        if voice is not None:
-            check_wire(voice, Voice, "S3Token2Wav: voice")
-        seed = whole_seed(seed, "S3Token2Wav: seed")
         model.require("S3Token2Wav", "synthesis", "tokenizer", "speaker")
         tokens.require(model.token_kind, "S3Token2Wav")
         report = progress_and_interrupt()

@@ -4,20 +4,18 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..cosyvoice3 import generate
-from ..loader import SpeechModel
 from ..omnifish import pipeline
 from ..s3gen.pipeline import TOKENS_PER_SECOND
-from ..wires import Made, Piece, SpeechPrompt, SpeechTokens
+from ..wires import Made, Piece, SpeechTokens
 from .common import (
     CATEGORY,
     MAX_SEED,
     SpeechModelType,
     SpeechPromptType,
     SpeechTokensType,
-    check_wire,
     progress_and_interrupt,
-    whole_seed,
 )
+from .inputs import checked
 
 TOKENS_PER_REPORT = 10      # of a language model; its bar would else move too often to be seen
 
@@ -85,12 +83,10 @@ class RASSampler(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, prompt, seed: int, temperature: float = 1.0, top_p: float = 0.8, top_k: int = 25,
                 window: int = 10, tau: float = 0.1, min_ratio: float = 2.0, max_ratio: float = 20.0,
                 stop_on_loop: bool = True, cap_pauses: int = 5, retries: int = 1) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "RAS Sampler: model")
-        check_wire(prompt, SpeechPrompt, "RAS Sampler: prompt")
-        seed = whole_seed(seed, "RAS Sampler: seed")
         model.require("RAS Sampler", "lm")
         prompt.require(model.family, "RAS Sampler")
         options = generate.SamplingOptions(
@@ -178,20 +174,17 @@ class BlockDiffusionSampler(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model, prompt, seed: int, steps: int = 6, cfg: float = 1.5, temperature: float = 0.8,
                 max_seconds: float = 0.0, block: int = 16, min_seconds: float = 0.0, mtp_rounds: int = 4,
                 mtp_temperature: float = 0.0, mtp_top_k: int = 0, full_context: bool = True,
                 continue_from=None, stop_on_loop: bool = True) -> io.NodeOutput:
-        check_wire(model, SpeechModel, "Block Diffusion Sampler: model")
-        check_wire(prompt, SpeechPrompt, "Block Diffusion Sampler: prompt")
-        seed = whole_seed(seed, "Block Diffusion Sampler: seed")
         model.require("Block Diffusion Sampler", "backbone")
         prompt.require(model.family, "Block Diffusion Sampler")
         options = pipeline.Options(steps, cfg, temperature, max_seconds, block, min_seconds, mtp_rounds,
                                    mtp_temperature, mtp_top_k, full_context, stop_on_loop)
         beginning = None
         if continue_from is not None:
-            check_wire(continue_from, SpeechTokens, "Block Diffusion Sampler: continue_from")
             continue_from.require(model.token_kind, "Block Diffusion Sampler")
             beginning = continue_from.batch[0][-1].ids
         dtype = model.dtype("backbone")

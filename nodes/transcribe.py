@@ -7,6 +7,7 @@ from ..audio import check_speech, clips
 from ..hearing import pipeline
 from . import ears
 from .common import CATEGORY, progress_and_interrupt
+from .inputs import checked
 
 MIN_SECONDS = 0.1           # a short word takes twice as long
 WORKING_BYTES = 2**29       # of the largest Whisper: scores of 20 heads over 1500 places, 180 MB, and their softmax
@@ -52,6 +53,7 @@ class Transcribe(io.ComfyNode):
         return ears.stamp(folder or "")
 
     @classmethod
+    @checked
     def execute(cls, audio, folder: str, language: str = "auto", device: str = "auto",
                 download: bool = False) -> io.NodeOutput:
         sources = clips(audio, "Transcribe Speech: audio")

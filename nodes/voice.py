@@ -7,8 +7,8 @@ from comfy_api.latest import io, ui
 
 from .. import files, voices
 from ..audio import one_clip
-from ..wires import Voice
-from .common import CATEGORY, SpeechVoiceType, check_wire, given_text
+from .common import CATEGORY, SpeechVoiceType
+from .inputs import checked
 
 
 class VoiceNode(io.ComfyNode):
@@ -38,9 +38,10 @@ class VoiceNode(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, audio, transcript: str = "", name: str = "voice") -> io.NodeOutput:
         clip = one_clip(audio, "Voice: audio")
-        return io.NodeOutput(voices.voice_of(clip, given_text(transcript), given_text(name), "Voice: audio"))
+        return io.NodeOutput(voices.voice_of(clip, transcript, name, "Voice: audio"))
 
 
 class VoiceLibrary(io.ComfyNode):
@@ -70,8 +71,9 @@ class VoiceLibrary(io.ComfyNode):
         return files.voice_stamp(name)
 
     @classmethod
+    @checked
     def execute(cls, name: str) -> io.NodeOutput:
-        return io.NodeOutput(voices.load(files.find_voice(name or "", "Voice Library"), "Voice Library"))
+        return io.NodeOutput(voices.load(files.find_voice(name, "Voice Library"), "Voice Library"))
 
 
 class SaveVoice(io.ComfyNode):
@@ -102,9 +104,9 @@ class SaveVoice(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, voice, name: str = "", overwrite: bool = False) -> io.NodeOutput:
-        check_wire(voice, Voice, "Save Voice: voice")
-        called = voices.safe_name(given_text(name).strip() or voice.name, "Save Voice: name")
+        called = voices.safe_name(name.strip() or voice.name, "Save Voice: name")
         voice = replace(voice, name=called)
         path = files.save_voice(voice, overwrite, "Save Voice")
         return io.NodeOutput(voice, ui=ui.PreviewText(f"Saved as {path}"))

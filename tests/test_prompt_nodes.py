@@ -159,9 +159,10 @@ class TestInputs:
         """ComfyUI makes the text None of a null."""
         nothing = dict.fromkeys(("instruction", "before", "after", "speaker", "quality"), "None")
         assert encode(v3, **nothing)[0].pieces[0].content == encode(v3)[0].pieces[0].content
-        assert encode(v3, "None")[0].pieces[0].text == "None."
-        with pytest.raises(ValueError, match="text: empty"):
-            nodes.EncodePrompt.execute(v3, None)
+        for nothing in (None, "None"):
+            with pytest.raises(ValueError, match="^Encode Speech Prompt: text: expected text, got nothing, or None, "):
+                encode(v3, nothing)
+        assert encode(v3, "None.")[0].pieces[0].text == "None."
 
     @pytest.mark.parametrize("more, expected", [
         ({"voices.voice1": ["3", 0], "voices.voice0": ["4", 0]},

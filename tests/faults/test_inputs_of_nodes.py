@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import inspect
+import math
 
+import numpy as np
 import pytest
 import torch
 from test_nodes import NODES
 
 from kit.calls import plain, run, same
 from speechwright import nodes
+from speechwright.nodes import inputs
 
 WIRES = {"SPEECH_MODEL": "model", "SPEECH_VOICE": "voice", "SPEECH_PROMPT": "prompt", "SPEECH_TOKENS": "tokens"}
 CALLS = [
@@ -77,4 +80,66 @@ def test_null_is_no_word(scene):
 
 def test_no_voice_at_all_is_told(scene):
     with pytest.raises(FileNotFoundError, match="Voice Library: name: '' is in none of"):
-        scene.run("VoiceLibrary", name=None)
+        scene.run("VoiceLibrary", name="")
+
+
+# What a link brings that says nothing of what it gives, by the kind of the input that it ends in.
+KINDS = {
+    "INT": "a whole number", "FLOAT": "a number", "BOOLEAN": "true or false", "STRING": "text", "COMBO": "a choice"}
+FOREIGN = ([], {}, [1, 2], {"a": 1}, b"7", 1j, torch.ones(2), torch.zeros(0), np.arange(3), np.array(["a", "b"]),
+           object(), int, ValueError("a value"))
+FOREIGN_TO = {
+    "INT": ("7", "", True, 0.5, math.nan, math.inf), "FLOAT": ("0.5", "", False, np.bool_(True), 10**400),
+    "BOOLEAN": ("False", "", 2, -1, math.nan), "STRING": (5, 0.5, True), "COMBO": (5, 0.5, True)}
+
+
+@pytest.mark.parametrize("name, given, kind", [
+    (name, one.id, one.io_type) for name in CALLS if " " not in name
+    for one in getattr(nodes, name).GET_SCHEMA().inputs if one.io_type in KINDS])
+def test_what_is_of_another_kind(scene, name, given, kind):
+    """Lists and tensors in number inputs were bare TypeErrors; the text 'False' was on, and downloads began with it."""
+    title = scene.node(name).GET_SCHEMA().display_name
+    for value in (*FOREIGN, *FOREIGN_TO[kind]):
+        with pytest.raises(ValueError, match=f"^{title}: {given}: expected {KINDS[kind]}, got .{{1,80}}; \\w+ .*"):
+            scene.run(name, **{given: value})
+
+
+@pytest.mark.parametrize("name, given", [
+    (name, one.id) for name in CALLS if " " not in name
+    for one in getattr(nodes, name).GET_SCHEMA().inputs if one.io_type in KINDS and one.optional])
+def test_nothing_in_an_optional_setting_is_as_if_it_were_not_there(scene, name, given):
+    """A switch of another pack brought nothing, which was compared with numbers, or was no choice."""
+    node, rest = scene.node(name), {key: value for key, value in scene.inputs[name].items() if key != given}
+    seen = []
+    for changed in ({}, {given: None}):
+        called = inputs.checked(lambda cls, **named: seen.append(named))
+        called(node, **rest, **changed)
+    texts = {key: "" for key in [given] if key in seen[1] and key not in seen[0]}
+    assert seen[1].keys() == {**seen[0], **texts}.keys() and seen[1].get(given, "") == ""
+
+
+@pytest.mark.parametrize("given", [{}, None, {"family": None}, {"family": 5}, {"family": ["Demo"]}])
+def test_no_known_family(scene, given):
+    with pytest.raises(ValueError, match="^Load Speech Model: family: .*; choose one of"):
+        scene.run("LoadModel", family=given)
+
+
+@pytest.mark.parametrize("given", [5, "Demo", ["Demo"]])
+def test_what_is_no_choice_with_what_belongs_to_it(scene, given):
+    with pytest.raises(ValueError, match="^Load Speech Model: family: expected a choice, got"):
+        scene.run("LoadModel", family=given)
+
+
+@pytest.mark.parametrize("demo", [None, 5, ["S3Gen"]])
+def test_what_belongs_to_a_choice(scene, demo):
+    """It was a KeyError where a link brought nothing."""
+    for given in ({"family": "Demo", "demo": demo}, {"family": "Demo"} if demo is None else {}):
+        if given:
+            with pytest.raises(ValueError, match=r"^Load Speech Model: family\.demo: expected a choice, got"):
+                scene.run("LoadModel", family=given)
+
+
+@pytest.mark.parametrize("voices", [5, [], "Ada"])
+def test_what_is_no_voices(scene, voices):
+    with pytest.raises(ValueError, match=r"^Encode Speech Prompt: voices: expected connections, .* as voices\.voice0 "):
+        scene.run("EncodePrompt", voices=voices)
