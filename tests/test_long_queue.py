@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +25,8 @@ WORDS = ("Good evening, and welcome aboard. Breakfast is served in the front car
          "The old lighthouse keeper watched the last ships until the fog came in.")
 SCENE = [f"{NAMES[turn % 3]}: {SENTENCES[turn % 5][:30].rstrip(' ,')}." for turn in range(40)]
 
-# What the allocator keeps for itself, of CosyVoice3's pieces of many lengths more; a second copy of the sound would
-# be 24 MB with OGG TTS, and 59 MB beyond that with CosyVoice3.
-NOISE_BYTES = {"OGG TTS": 24 * 2**20, "CosyVoice3": 80 * 2**20}
-EVEN = 8.0                      # tokens for each text id
+NOISE_BYTES = 8 * 2**20        # what the allocator keeps for itself; a second copy of the sound would be 24 MB or more
+EVEN = 4.0                      # tokens for each text id
 MODEL, PROMPT, SAMPLER, DECODER, SOUND, REPORT = "1", "2", "3", "4", "5", "6"
 
 
@@ -70,6 +69,9 @@ def graph(kind: Kind, text: str, seed: int, voices: int = 1, sink: str = "SaveAu
         nodes[f"2{index}"] = node("SpeechwrightVoice", audio=[f"1{index}", 0], transcript=WORDS[index % 2],
                                   name=NAMES[index])
     return nodes
+
+
+NOTHING = {"1": node("LoadAudio", audio=CLIPS[0]), "2": node("ProbeAudio", audio=["1", 0])}
 
 
 def report_of(run: Run) -> list[str]:
@@ -133,6 +135,16 @@ def test_long_speech(comfy: Comfy, kind: Kind, text: str, voices: int):
     assert np.array_equal(sound_of(comfy, again).samples, sound.samples)
 
 
+def settled(comfy: Comfy) -> int:
+    """The bytes that an idle server holds when it gives back no more."""
+    held = []
+    while len(held) < 5 or min(held[:-4]) - min(held[-4:]) > 2**20:
+        comfy.post("/probe/memory", {})
+        held.append(comfy.get("/probe/memory")["held"])
+        time.sleep(0.1)
+    return held[-1]
+
+
 @every_family
 def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
     """A list of all waves, their concatenation and the batch once took three times the sound; masks of 16 prompts
@@ -141,10 +153,9 @@ def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
     even = {"min_ratio": EVEN, "max_ratio": EVEN} if kind.takes_seed else {}
 
     def rise(text: str, voices: int, seed: int) -> int:
+        comfy.queue(NOTHING)                # the sound of the run before goes only with the next one
         comfy.free(free_memory=True)
-        for _ in range(2):
-            comfy.post("/probe/memory", {})
-        before = comfy.get("/probe/memory")["held"]
+        before = settled(comfy)
         given = graph(kind, text, seed, voices, sink="ProbeAudio")
         given[SAMPLER]["inputs"].update(even)
         run = comfy.queue(given)
@@ -153,6 +164,7 @@ def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
         return comfy.get("/probe/memory")["peak"] - before - found
 
     kinds = {"short": (SENTENCES[1], 1), "long": (LONG, 1), "scene": ("\n".join(SCENE), 3)}
-    rises = {name: [rise(*asked, seed) for seed in (1, 2, 3)][1:] for name, asked in kinds.items()}     # warm first
-    short, long, scene = (statistics.median(found) for found in rises.values())
-    assert max(long, scene) <= 1.2 * short + NOISE_BYTES[kind.demo], rises
+    rises = [{name: rise(*asked, seed) for name, asked in kinds.items()} for seed in (1, 2, 3)]
+    # torch keeps how it computes each length of its own accord, so the first run of each is left out.
+    short, long, scene = (statistics.median(found[name] for found in rises[1:]) for name in kinds)
+    assert max(long, scene) <= 1.2 * short + NOISE_BYTES, rises
