@@ -1,0 +1,119 @@
+"""How much of the demo voice's speech is understood: word errors of the 20 sentences of tests/kit/ear.py.
+
+``originals`` are the clips themselves, ``vocoder`` is a mel of each clip made a wave again, ``tokens`` are the clips
+read as tokens and spoken by flow and vocoder, ``text`` is what the language model says. All through the pack's own
+loading of the folder, in which the files have their published names; what is missing is left out.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchaudio
+from encode import speech_tokenizer
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kit import ear
+from speechwright.cosyvoice3 import flow_weights, vocoder_weights
+from speechwright.cosyvoice3.flow import mels, start_noise
+from speechwright.s3gen.features import mel_24k
+
+EDGE = 4800                     # silent samples on either side of what the ear hears
+
+
+def vocoded(folder: Path) -> list[Tensor]:
+    net = vocoder_weights.build(load_file(folder / "hift.safetensors"))
+    waves = []
+    for clip in ear.clips():
+        waves.append(net(mel_24k(clip[None], 12_000.0), seed=1)[0])
+    return waves
+
+
+def no_voice(config) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, config.mels), torch.zeros(config.speaker)
+
+
+def from_tokens(folder: Path, steps: int, guidance: float, rows: list[Tensor] | None = None) -> list[Tensor]:
+    """rows: tokens of what is to be said; those of the clips where it is None"""
+    flow = flow_weights.build(load_file(folder / "flow.safetensors"))
+    net = vocoder_weights.build(load_file(folder / "hift.safetensors"))
+    if rows is None:
+        tokenizer = speech_tokenizer(folder / "speech_tokenizer_v3.safetensors")
+        rows = [tokenizer.encode(torchaudio.functional.resample(clip, 24_000, 16_000)) for clip in ear.clips()]
+    waves, schedule = [], flow.schedule(steps)
+    for ids in rows:
+        noise = start_noise(flow.config.mels, 2 * len(ids), 1)
+        mel, = mels(flow, [ids], [no_voice(flow.config)], [noise], schedule=schedule, guidance=guidance)
+        waves.append(net(mel[None], seed=1)[0])
+    return waves
+
+
+def spoken(folder: Path, seed: int) -> list[Tensor]:
+    """Speech tokens of the 20 sentences, as the language model draws them without an example."""
+    from encode import END_OF_PROMPT, text_tokenizer
+
+    from speechwright.cosyvoice3 import weights
+    from speechwright.cosyvoice3.generate import decode
+    from speechwright.cosyvoice3.prompt import SYSTEM, Prompt
+    lm, texts = weights.build(load_file(folder / "llm.safetensors")), text_tokenizer(folder)
+    frame = (*texts.encode(SYSTEM), END_OF_PROMPT)
+    prompts = [Prompt((), (*frame, *texts.encode(sentence)), ()) for sentence in ear.SENTENCES]
+    return [take.ids for take in decode(lm, prompts, [seed + index for index in range(len(prompts))])]
+
+
+def judged(name: str, waves: list[Tensor], folder: Path, keep: bool) -> None:
+    wrong, said, heard = 0, 0, []
+    for number, (sentence, sound) in enumerate(zip(ear.SENTENCES, waves), 1):
+        padded = torch.nn.functional.pad(sound, (EDGE, EDGE))
+        text = ear.hear(torchaudio.functional.resample(padded, 24_000, 16_000))
+        wrong, said = wrong + ear.errors(sentence, text), said + len(ear.words(sentence))
+        heard.append(text)
+        if keep:
+            write(folder / f"{name}_{number:02}.wav", sound)
+    line = {"name": name, "errors": wrong, "words": said, "percent": round(100 * wrong / said, 1)}
+    print(json.dumps(line), flush=True)
+    with (folder / "judged.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**line, "heard": heard, "at": round(time.time())}) + "\n")
+
+
+def write(path: Path, sound: Tensor) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes((sound.clamp(-1, 1) * 32767).numpy().astype(np.int16).tobytes())
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--part", action="append", choices=["originals", "vocoder", "tokens", "text"])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--guidance", type=float, default=0.7)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="the waves, too")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = given.folder
+    makers = {
+        "originals": lambda: list(ear.clips()),
+        "vocoder": lambda: vocoded(folder),
+        "tokens": lambda: from_tokens(folder, given.steps, given.guidance),
+        "text": lambda: from_tokens(folder, given.steps, given.guidance, spoken(folder, given.seed)),
+    }
+    needed = {"originals": (), "vocoder": ("hift",), "tokens": ("hift", "flow", "speech_tokenizer_v3"),
+              "text": ("hift", "flow", "llm")}
+    for name in given.part or makers:
+        if all((folder / f"{file}.safetensors").is_file() for file in needed[name]):
+            judged(name, makers[name](), folder, given.keep)
+
+
+if __name__ == "__main__":
+    main()
