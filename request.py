@@ -29,6 +29,8 @@ class Request:
     quality: str = ""
 
     def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"split_limit: {self.limit} is not possible; give 0 or more.")
         for name in ("language", "speaker", "quality"):
             object.__setattr__(self, name, " ".join(clean(getattr(self, name)).split()))
 

@@ -73,7 +73,8 @@ class SamplingOptions:
         }
         for name, (fine, text) in allowed.items():
             if not fine:
-                raise ValueError(f"{name}: {getattr(self, name)} is not possible; give {text}.")
+                called = "cap_pauses" if name == "pause_cap" else name      # as the node's input is
+                raise ValueError(f"{called}: {getattr(self, name)} is not possible; give {text}.")
 
     @property
     def repeat_threshold(self) -> int:

@@ -175,8 +175,9 @@ def blocks_cached(
         begun = _begun(model, target_prefix, block)
     most = _most(scene, text, block) if max_frames is None else max_frames
     if most <= begun.shape[1]:
-        raise ValueError(f"max_frames: {most} leaves nothing to speak after the {begun.shape[1]} frames of "
-                         "target_prefix; give more, or a shorter beginning." if begun.shape[1] else
+        # Named as the node's inputs are.
+        raise ValueError(f"max_seconds: room for {most} frames leaves nothing to speak after the {begun.shape[1]} of "
+                         "continue_from; give more, or a shorter beginning." if begun.shape[1] else
                          f"max_frames: {most} is not possible; give 1 or more.")
     return _speak(model, scene, begun, most, setting, int(seed) % 2**64, mtp_prompt, on_block, on_step, device)
 
@@ -289,7 +290,7 @@ def _begun(model: OmniFish, target_prefix: Tensor, block: int) -> Tensor:
     """int64 (K, F), the whole blocks of it; without a depth decoder it may have its semantic codes alone."""
     if model.mtp is None and target_prefix.ndim == 2 and len(target_prefix) == 1:
         target_prefix = torch.cat((target_prefix, target_prefix.new_zeros(NUM_CODEBOOKS - 1, target_prefix.shape[1])))
-    codes = checked_codes(target_prefix, "target_prefix", model.config.ids)
+    codes = checked_codes(target_prefix, "continue_from", model.config.ids)
     return codes[:, : codes.shape[1] // block * block]
 
 

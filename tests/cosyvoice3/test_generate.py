@@ -308,7 +308,8 @@ def test_one_transfer_for_each_token(monkeypatch):
 ])
 def test_impossible_options(changed):
     (name, value), = changed.items()
-    with pytest.raises(ValueError, match=f"^{name}: {value} is not possible; give "):
+    called = "cap_pauses" if name == "pause_cap" else name
+    with pytest.raises(ValueError, match=f"^{called}: {value} is not possible; give "):
         SamplingOptions(**changed)
 
 
