@@ -1,9 +1,8 @@
 """The nodes, a file for each kind: their schemas, and one call for each."""
 from __future__ import annotations
 
-from comfy_api.latest import ComfyExtension, io
-
 from ..files import register_folders
+from .comfyui import ComfyExtension, io
 from .fish import FishDecode, FishEncode
 from .load import LoadModel
 from .prompt import EncodePrompt

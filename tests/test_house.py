@@ -68,6 +68,72 @@ def test_grammar_of_every_python_that_we_claim(minor):
             ast.parse(read(name), name, feature_version=(3, minor))
 
 
+# What came to Python after 3.10, by its dotted name, or by its own where an instance has it.
+NEWER_NAMES = {
+    *(f"typing.{name}" for name in (
+        "assert_never", "assert_type", "dataclass_transform", "LiteralString", "Never", "NotRequired", "override",
+        "ReadOnly", "Required", "reveal_type", "Self", "TypeAliasType", "TypeIs", "TypeVarTuple", "Unpack")),
+    *(f"enum.{name}" for name in ("StrEnum", "EnumCheck", "FlagBoundary", "ReprEnum", "member", "nonmember", "verify")),
+    *(f"asyncio.{name}" for name in ("Barrier", "QueueShutDown", "Runner", "TaskGroup", "timeout", "timeout_at")),
+    *(f"math.{name}" for name in ("cbrt", "exp2", "fma", "sumprod")),
+    *(f"os.{name}" for name in ("process_cpu_count", "listdrives")),
+    "ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError", "contextlib.chdir",
+    "copy.replace", "datetime.UTC", "functools.Placeholder", "glob.translate", "hashlib.file_digest",
+    "inspect.getmembers_static", "itertools.batched", "logging.getHandlerByName", "logging.getHandlerNames",
+    "logging.getLevelNamesMapping", "operator.call", "queue.ShutDown", "random.binomialvariate", "re.NOFLAG",
+    "sys.activate_stack_trampoline", "sys.exception", "sys.monitoring", "threading.setprofile_all_threads", "tomllib",
+    "types.get_original_bases", "warnings.deprecated",
+    ".add_note", ".from_uri", ".full_match", ".is_junction"}
+NEWER_ARGUMENTS = {"case_sensitive", "delete_on_close", "onexc", "recurse_symlinks", "skip_file_prefixes", "walk_up"}
+
+
+def too_new(source: str) -> list[str]:
+    """What Python 3.10's library has not got, of all that a source names."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [dotted(node), f".{node.attr}"]
+        elif isinstance(node, ast.Name):
+            names = [node.id]
+        elif isinstance(node, ast.Call):
+            found += [word.arg for word in node.keywords if word.arg in NEWER_ARGUMENTS]
+        found += [name for name in names if name in NEWER_NAMES]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKED if name.endswith(".py")])
+def test_the_library_of_the_oldest_python_has_all_names(name):
+    """The grammar may be old and the names new: `from typing import Self` ended an import on 3.10 alone."""
+    assert too_new(read(name)) == []
+
+
+@pytest.mark.parametrize("source", [
+    "import tomllib", "from tomllib import loads", "from typing import Any, Self", "import typing\nx: typing.Self",
+    "from enum import StrEnum", "from datetime import UTC, datetime", "import itertools\nitertools.batched([], 2)",
+    "raise ExceptionGroup('', [])", "error.add_note('')", "import shutil\nshutil.rmtree('x', onexc=print)"])
+def test_names_of_newer_libraries_are_found(source):
+    assert too_new(source)
+
+
+@pytest.mark.parametrize("source", [
+    "from .typing import Self", "from itertools import chain, pairwise", "import os\nos.walk('.')", "self.batched()",
+    "zip([], [], strict=True)", "from datetime import timezone\ntimezone.utc"])
+def test_names_of_old_libraries_pass(source):
+    assert too_new(source) == []
+
+
+@pytest.mark.parametrize("source", ["try: pass\nexcept* ValueError: pass", "def f[T](x: T) -> T: return x",
+                                    "type X = int"])
+def test_newer_grammar_is_found(source):
+    with pytest.raises(SyntaxError):
+        ast.parse(source, feature_version=(3, 10))
+
+
 def test_sources_compile_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

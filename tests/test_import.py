@@ -58,6 +58,14 @@ def import_pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def import_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Without what an earlier import has left."""
+    name = str(folder).replace(".", "_x_")
+    for key in [key for key in sys.modules if key.startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, key)
+    return import_pack(folder, monkeypatch)
+
+
 @pytest.fixture
 def pack(unpacked, monkeypatch) -> ModuleType:
     return import_pack(unpacked, monkeypatch)
@@ -101,6 +109,32 @@ def test_import_among_other_packs(unpacked, monkeypatch):
     assert (sys.path, logging.getLogger().handlers, torch.get_num_threads()) == (path, handlers, threads)
     assert comfy.model_management.current_loaded_models == loaded
     assert all(isinstance(sys.modules[name], Decoy) for name in DECOYS)
+
+
+@pytest.mark.parametrize("lacks", ["comfy_api", "comfy_api.latest", "Autogrow", "DynamicCombo", "ComfyExtension"])
+def test_a_comfyui_that_is_too_old_is_told_so(unpacked, monkeypatch, lacks):
+    """ComfyUI shows the last line of what an import raised: "'io' has no attribute 'DynamicCombo'" led to reports of
+    a broken pack, and to none of an old ComfyUI."""
+    import comfy_api.latest
+    if lacks.startswith("comfy_api"):
+        for name in [name for name in sys.modules if name.startswith("comfy_api")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, lacks, None)
+    else:
+        monkeypatch.delattr(comfy_api.latest if lacks == "ComfyExtension" else comfy_api.latest.io, lacks)
+    oldest = re.search(r"^requires-comfyui = \">=(\d+\.\d+)\.0\"$", read("pyproject.toml"), re.MULTILINE)[1]
+    assert f"ComfyUI {oldest} or newer" in read("README.md")
+    words = rf"^Speechwright needs ComfyUI {oldest} or newer; update ComfyUI\. .*{lacks}"
+    with pytest.raises(ImportError, match=words):
+        import_anew(unpacked, monkeypatch)
+
+
+def test_what_else_fails_in_comfyui_has_its_own_words(unpacked, monkeypatch):
+    for name in [name for name in sys.modules if name == "av" or name.startswith(("av.", "comfy_api"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportError, match=r"^import of av halted"):
+        import_anew(unpacked, monkeypatch)
 
 
 def test_two_copies_do_not_share_modules(unpacked, monkeypatch, tmp_path):
