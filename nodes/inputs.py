@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from comfy_api.latest import io
 
 from .common import MAKERS, check_wire
 
-LONGEST_SHOWN = 40          # characters of a value in an error
+LONGEST_SHOWN = 40          # characters of a value in an error,
+LONGEST_NAMES = 200         # and of names
 
 KINDS = {wire: kind for kind, (wire, _) in MAKERS.items()}
 
@@ -31,9 +32,8 @@ def checked(execute: Callable) -> Callable:
     def call(cls: type[io.ComfyNode], *values, **named) -> io.NodeOutput:
         given = {**dict(zip(names, values)), **named}
         schema = cls.define_schema()
-        known = {one.id for one in schema.inputs}
-        unknown = {name: value for name, value in given.items() if name not in known}
-        return execute(cls, **_all(schema.inputs, given, f"{schema.display_name}: "), **unknown)
+        _check_names(schema, given)
+        return execute(cls, **_all(schema.inputs, given, f"{schema.display_name}: "))
 
     return call
 
@@ -46,6 +46,21 @@ def shown(value: object) -> str:
         text = repr(value)
         return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     return f"a value of type {type(value).__name__}"
+
+
+def _check_names(schema: io.Schema, given: Iterable[str]) -> None:
+    """ValueError for inputs that there are not: links to such ComfyUI hands on like all others.
+
+    What belongs to a choice comes so too, where that is unknown, which is an error of its own.
+    """
+    known = {one.id: one for one in schema.inputs}
+    unknown = [name for name in sorted(given) if name not in known
+               and not isinstance(known.get(name.split(".")[0]), io.DynamicCombo.Input)]
+    if unknown:
+        growing = [(one.id, one.template.names) for one in schema.inputs if isinstance(one, io.Autogrow.Input)]
+        advice = "; ".join([f"connect at most {len(names)} {name}, as {name}.{names[0]} to {name}.{names[-1]}"
+                            for name, names in growing] or ["disconnect it"])
+        raise ValueError(f"{schema.display_name}: {', '.join(unknown)[:LONGEST_NAMES]} is no input of it; {advice}.")
 
 
 def _all(inputs: Sequence[io.Input], given: Mapping, role: str) -> dict:

@@ -92,10 +92,7 @@ class EncodePrompt(io.ComfyNode):
     def execute(cls, model, text: str, voices: dict | None = None, speech_tokenizer=None,
                 mode: str = "auto", method: str = "auto", instruction: str = "",
                 split_limit: int = 0, keep_whole: bool = False, language: str = "en", before: str = "", after: str = "",
-                speaker: str = "", quality: str = "", **unknown) -> io.NodeOutput:
-        if unknown:
-            raise ValueError(f"Encode Speech Prompt: {', '.join(sorted(unknown))} is no input of it; connect at most "
-                             f"{MAX_VOICES} voices, as voices.voice0 to voices.voice{MAX_VOICES - 1}.")
+                speaker: str = "", quality: str = "") -> io.NodeOutput:
         model.require("Encode Speech Prompt", "text")
         reader = speech_tokenizer or model
 

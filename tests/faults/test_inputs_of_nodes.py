@@ -143,3 +143,16 @@ def test_what_belongs_to_a_choice(scene, demo):
 def test_what_is_no_voices(scene, voices):
     with pytest.raises(ValueError, match=r"^Encode Speech Prompt: voices: expected connections, .* as voices\.voice0 "):
         scene.run("EncodePrompt", voices=voices)
+
+
+@every_call
+def test_a_link_to_an_input_that_there_is_not(scene, name):
+    """ComfyUI drops values that are written there and hands links on: unexpected keyword argument."""
+    title = scene.node(name).GET_SCHEMA().display_name
+    with pytest.raises(ValueError, match=f"^{title}: further is no input of it; (dis)?connect "):
+        scene.run(name, further=5)
+
+
+def test_a_link_to_what_belongs_to_no_choice(scene):
+    with pytest.raises(ValueError, match="^Load Speech Model: family: 'nothing known'; choose one of"):
+        scene.run("LoadModel", family=None, **{"family.demo": 5})
