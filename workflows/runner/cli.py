@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -96,7 +97,7 @@ def jobs_of(chosen: argparse.Namespace) -> list[tuple[str, dict]]:
 def local_server(chosen: argparse.Namespace) -> Iterator[Client]:
     """A client of a server that is booted for it."""
     if chosen.comfyui:
-        comfyui = server.find(chosen.comfyui.expanduser(), chosen.python)
+        comfyui = server.find(Path(os.path.expanduser(chosen.comfyui)), chosen.python)
     else:
         comfyui = environment.ensure(environment.default_folder())
     cpu = chosen.cpu or server.needs_cpu(comfyui)

@@ -33,12 +33,22 @@ class Refused(ValueError):
         self.status, self.answer = status, answer
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:          # of ports, brackets and parts of names
+        return False
+    return whole and url.isascii() and url.isprintable() and " " not in url
+
+
 class Client:
     """Talks to the server at ``url``."""
 
     def __init__(self, url: str) -> None:
         url = url if "://" in url else f"http://{url}"
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_address(url):
             raise ValueError(f"--server {url}: not an address; give one such as http://127.0.0.1:8188.")
         self.url = url.rstrip("/")
         # The events could not go through a proxy, so nothing does.

@@ -8,12 +8,15 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Nodes of ComfyUI that read from the input folder, and the input that names the file.
 FILE_INPUTS = {"LoadAudio": "audio", "LoadImage": "image"}
+MAX_JOBS = 10_000           # that one command makes; each has a graph of its own
 
 
 class GraphError(ValueError):
@@ -24,20 +27,37 @@ def load(name: str, folder: Path) -> dict:
     """The workflow ``name`` of ``folder``, or the one in the file ``name``."""
     names = sorted(path.stem for path in folder.glob("*.json"))
     path = folder / f"{name}.json" if name in names else Path(name)
-    if not path.is_file():
+    if not is_file(path):
         raise GraphError(f"{name}: no such workflow. There are: {', '.join(names)}; or give the path of a "
                          "JSON file in API format.")
     try:
         graph = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
         raise GraphError(f"{path}: not a JSON file: {error}.") from error
     if isinstance(graph, dict) and "nodes" in graph and "links" in graph:
         raise GraphError(f"{path}: this is a workflow of the editor. Run its API form: in ComfyUI's menu, "
                          "Export (API); of ours, it is the one in workflows/api.")
     nodes = graph.values() if isinstance(graph, dict) else [None]
-    if not all(isinstance(node, dict) and "class_type" in node for node in nodes):
+    if not all(map(_is_node, nodes)):
         raise GraphError(f"{path}: not a workflow in API format (node id -> class_type and inputs).")
     return graph
+
+
+def _is_node(node: Any) -> bool:
+    if not (isinstance(node, dict) and isinstance(node.get("class_type"), str)):
+        return False
+    inputs, meta = node.get("inputs", {}), node.get("_meta", {})
+    return isinstance(inputs, dict) and isinstance(meta, dict) and isinstance(meta.get("title") or "", str)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; there is none where the system takes no such name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def find_input(graph: Mapping, address: str) -> tuple[str, str]:
@@ -65,7 +85,7 @@ def parse_value(text: str, before: Any) -> Any:
     """JSON where it can be, else the text itself. An input that holds text keeps text: ``7`` is then "7"."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):        # too many digits and brackets count as text too
         return text
     is_link = isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)
     if isinstance(before, str) and not isinstance(value, str) and not is_link:
@@ -110,13 +130,13 @@ def parse_batch(graph: Mapping, text: str) -> list[tuple[str, Any]]:
 def _listed(text: str) -> list:
     if text.startswith("@"):
         try:
-            lines = Path(text[1:]).expanduser().read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = Path(os.path.expanduser(text[1:])).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, ValueError) as error:
             raise GraphError(f"{text}: cannot be read as a text file: {error}.") from error
         return [line.strip() for line in lines if line.strip()]
     try:
         values = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         values = None
     if isinstance(values, list):
         return values
@@ -125,6 +145,9 @@ def _listed(text: str) -> list:
 
 def spread_out(graph: Mapping, batches: Sequence[Sequence[tuple[str, Any]]]) -> list[tuple[str, dict]]:
     """(label, graph) for every combination of the batches' values; without batches, the graph itself."""
+    count = math.prod(map(len, batches))
+    if count > MAX_JOBS:
+        raise GraphError(f"--batch: these are {count:,} combinations; give at most {MAX_JOBS:,} at once.")
     jobs = []
     for combination in itertools.product(*batches):
         label = ", ".join(f"{address}={_short(value)}" for address, value in combination)
@@ -148,8 +171,8 @@ def with_uploads(graph: Mapping, clips: Path, upload: Callable[[Path], str]) -> 
         name = FILE_INPUTS.get(node["class_type"])
         value = node.get("inputs", {}).get(name)
         if isinstance(value, str) and value:
-            for path in (Path(value).expanduser(), clips / value):
-                if path.is_file():
+            for path in (Path(os.path.expanduser(value)), clips / value):
+                if is_file(path):
                     node["inputs"][name] = upload(path.resolve())
                     break
     return changed

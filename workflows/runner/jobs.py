@@ -120,13 +120,21 @@ def written(history: Mapping) -> list[dict]:
     """The files in the output folder that a job's history names. Previews lie elsewhere and are left out."""
     return [file for _, outputs in sorted(history.get("outputs", {}).items())
             for listed in outputs.values() if isinstance(listed, list)
-            for file in listed if isinstance(file, dict) and file.get("type") == "output"]
+            for file in listed
+            if isinstance(file, dict) and file.get("type") == "output" and isinstance(file.get("filename"), str)]
 
 
 def save(folder: Path, name: str, content: bytes) -> Path:
-    """Write ``content`` under ``name``, or under the next free number after it: nothing is overwritten."""
+    """Write ``content`` under ``name``, or under the next free number after it: nothing is overwritten.
+
+    A name is the server's. What no file in ``folder`` can be called is ``JobFailed``.
+    """
+    own = Path(name.replace("\\", "/")).name
+    if own in ("", "..") or not own.isprintable():
+        raise JobFailed(f"the server calls a file {name!r}, and nothing can be written under this name; look for it in "
+                        "the server's output folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    for path in candidates(folder / Path(name.replace("\\", "/")).name):
+    for path in candidates(folder / own):
         try:
             with open(path, "xb") as file:          # fails if somebody was faster
                 file.write(content)
