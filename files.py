@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import folder_paths
@@ -13,6 +14,7 @@ from .wires import Voice
 
 FOLDER_KEYS = ("tts", "TTS")    # under models/, and in extra_model_paths.yaml; packs use both
 VOICES_KEY = "voices"
+SAVING = ".saving.lock"         # in the folder of voices, while one is saved
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 NO_VOICES = "(none: put NAME.flac and NAME.txt into models/voices)"     # a list without a choice is a node that is dead
@@ -183,8 +185,23 @@ def voice_stamp(name: str | None) -> str:
 
 
 def save_voice(voice: Voice, overwrite: bool, node: str) -> Path:
-    """Write a voice into the first root, as ``voices.save`` does."""
-    return voices.save(voice, voice_roots()[0], overwrite, node, elsewhere=_voice_files().get(voice.name))
+    """Write a voice into the first root, as ``voices.save`` does.
+
+    One after the other, also from several processes: two at once could both find the name free, or leave the
+    recording of one beside the words of the other.
+    """
+    folder = voice_roots()[0]
+    with ExitStack() as stack:
+        with suppress(OSError):         # where nothing can be written, saving says so
+            stack.enter_context(hub.alone(folder / SAVING, lambda: None))
+            stack.callback(_forget, folder / SAVING)
+        return voices.save(voice, folder, overwrite, node, elsewhere=_voice_files().get(voice.name))
+
+
+def _forget(lock: Path) -> None:
+    """Take the file of a lock away while it is held: who waits for it makes a new one. Windows does it afterwards."""
+    with suppress(OSError):
+        lock.unlink()
 
 
 def stamp(paths: Iterable[Path]) -> str:

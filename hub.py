@@ -72,7 +72,7 @@ def fetch(published: Published, target: Path, on_progress: Callable[[int, int], 
             raise FileExistsError(f"{target} is a folder or a link that leads nowhere; take it away first")
         remote = _look_up(published, endpoint)
         part = folder / f"{target.name}.{remote.key}.part"
-        with _alone(folder / f"{target.name}.lock", lambda: on_progress(_size(part), remote.bytes)):
+        with alone(folder / f"{target.name}.lock", lambda: on_progress(_size(part), remote.bytes)):
             if not target.is_file():
                 _receive(remote, part, on_progress)
                 _check(remote, part)
@@ -126,7 +126,7 @@ def _look_up(published: Published, endpoint: str | None) -> _Remote:
 
 
 @contextmanager
-def _alone(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def alone(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Let one process at a time in. A lock goes with the process that holds it, however that ends."""
     from filelock import FileLock, Timeout
 

@@ -154,6 +154,7 @@ class SpeechModel:
         self._before = {name: files.stamp(part.files) for name, part in opened.parts.items()}
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}
         self._voices: OrderedDict[str, object] = OrderedDict()
+        self._changing = threading.RLock()      # of both tables: packs run nodes in threads
         self._patcher(next(iter(opened.parts)))
 
     @property
@@ -180,18 +181,22 @@ class SpeechModel:
         return part.dtypes[0]
 
     def _patcher(self, name: str):
-        if name not in self._patchers:
-            part = self._opened.parts[name]
-            if files.stamp(part.files) != self._before[name]:
-                raise ValueError(f"{' and '.join(map(str, part.files))}: the file has changed or gone since it was "
-                                 "loaded; queue the loader again.")
-            # Weights made in ComfyUI's inference mode could not be used outside it.
-            with torch.inference_mode(False):
-                module = part.build(quick(comfy.ops.disable_weight_init), self.dtype(name))
-            comfy.model_management.archive_model_dtypes(module)
-            self._patchers[name] = comfy.model_patcher.CoreModelPatcher(
-                module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
-        return self._patchers[name]
+        with self._changing:
+            if name not in self._patchers:
+                self._patchers[name] = self._build(name)
+            return self._patchers[name]
+
+    def _build(self, name: str):
+        part = self._opened.parts[name]
+        if files.stamp(part.files) != self._before[name]:
+            raise ValueError(f"{' and '.join(map(str, part.files))}: the file has changed or gone since it was "
+                             "loaded; queue the loader again.")
+        # Weights made in ComfyUI's inference mode could not be used outside it.
+        with torch.inference_mode(False):
+            module = part.build(quick(comfy.ops.disable_weight_init), self.dtype(name))
+        comfy.model_management.archive_model_dtypes(module)
+        return comfy.model_patcher.CoreModelPatcher(
+            module, load_device=self.device, offload_device=comfy.model_management.unet_offload_device())
 
     @contextmanager
     def loaded(self, parts: str | tuple[str, ...], working_bytes: int) -> Iterator:
@@ -206,12 +211,17 @@ class SpeechModel:
 
     def voice(self, key: str, read: Callable[[], object]) -> object:
         """What ``read`` makes of the recording that ``key`` stands for; asked for once, then remembered."""
-        if key not in self._voices:
-            self._voices[key] = read()
+        with self._changing:
+            if key in self._voices:
+                self._voices.move_to_end(key)
+                return self._voices[key]
+        found = read()
+        with self._changing:
+            self._voices[key] = found
+            self._voices.move_to_end(key)
             while len(self._voices) > MAX_VOICES:
                 self._voices.popitem(last=False)
-        self._voices.move_to_end(key)
-        return self._voices[key]
+        return found
 
     def hear(self, voice: Voice, node: str) -> Tensor:
         """The speech tokens (K, F) of a voice's recording, which is read once."""
