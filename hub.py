@@ -15,7 +15,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-CHUNK_BYTES = 2**20         # between two reports; the most that a cut can lose
+CHUNK_BYTES = 2**20         # between two reports, at most
+TRICKLE_BYTES = 2**14       # the same where huggingface_hub waits until so much is there, as it does before 1.0
 HIDDEN = ".downloads"       # beside the file to come, so that moving it there is one step within one disk
 LOCK_SECONDS = 0.5          # between two looks at whether another process has finished
 
@@ -160,7 +161,9 @@ def _receive(remote: _Remote, part: Path, on_progress: Callable[[int, int], None
                             file.seek(place)
                             file.truncate()
                         file.write(piece)
-                        on_progress(file.tell(), remote.bytes)
+                        on_progress(min(file.tell(), remote.bytes), remote.bytes)
+                        if file.tell() > remote.bytes:
+                            break           # it is another file, and might have no end
             except _Cut as cut:
                 reason = str(cut)
             if file.tell() <= have:
@@ -182,25 +185,30 @@ def _body(url: str, start: int) -> Iterator[tuple[int, bytes]]:
             if status not in (200, 206):
                 raise _Cut(f"status {status}")
             place = start if status == 206 else 0
-            for piece in pieces:
-                yield place, piece
-                place += len(piece)
+            for arrived in pieces:
+                for start in range(0, len(arrived), CHUNK_BYTES):
+                    piece = arrived[start : start + CHUNK_BYTES]
+                    yield place, piece
+                    place += len(piece)
     except _connection_errors() as error:
         raise _Cut(_short(error)) from error
 
 
 @contextmanager
 def _response(url: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Status and body of an answer. The session is one of httpx, or of requests before huggingface_hub 1.0."""
+    """Status and body of an answer, as it arrives: whoever cancels a slow download is heard between two pieces.
+
+    The session is one of httpx, or of requests before huggingface_hub 1.0.
+    """
     from huggingface_hub import constants, get_session
 
     session, timeout = get_session(), constants.HF_HUB_DOWNLOAD_TIMEOUT
     if callable(session.stream):
         with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-            yield response.status_code, response.iter_bytes(CHUNK_BYTES)
+            yield response.status_code, response.iter_bytes()
     else:
         with session.get(url, headers=headers, timeout=timeout, stream=True) as response:
-            yield response.status_code, response.iter_content(CHUNK_BYTES)
+            yield response.status_code, response.iter_content(TRICKLE_BYTES)
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:

@@ -78,6 +78,21 @@ def fails(kind: type[Exception], text: str, target: Path, published: Published =
     return str(caught.value)
 
 
+def another_process(hub: Hub, target: Path, before: str = "") -> subprocess.Popen:
+    """One that fetches the model in small pieces, each on the disk at once."""
+    script = (
+        "import sys; from types import ModuleType; from pathlib import Path\n"
+        "package = ModuleType('speechwright'); package.__path__ = [sys.argv[1]]\n"
+        "sys.modules['speechwright'] = package\n"
+        "from speechwright import hub\n"
+        "hub.CHUNK_BYTES = hub.TRICKLE_BYTES = 1000\n"
+        f"{before}\n"
+        "model = hub.Published('owner/models', 'model.safetensors', None, None, 'MIT')\n"
+        "hub.fetch(model, Path(sys.argv[2]), endpoint=sys.argv[3])\n")
+    command = [sys.executable, "-c", script, str(CHECKOUT), str(target), hub.endpoint]
+    return subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "0"}, stderr=subprocess.PIPE, text=True)
+
+
 class TestWhole:
     @pytest.mark.parametrize("published", [MODEL, UNKNOWN], ids=["known", "unknown"])
     def test_fetched_once(self, hub, target, published):
@@ -167,19 +182,44 @@ class TestCuts:
         received = sum(len(CONTENT) - int((request.range or "bytes=0-")[6:-1]) for request in hub.bodies()[1:])
         assert received == (len(CONTENT) - at if at else 0)
 
+    def test_cancel_of_a_trickle(self, hub, target, monkeypatch):
+        """Of a slow connection a megabyte was awaited before Cancel was looked at: for a quarter of an hour."""
+        monkeypatch.setattr(downloads, "CHUNK_BYTES", 2**20)
+        monkeypatch.setattr(downloads, "TRICKLE_BYTES", 40)         # of those that wait, which others do not need
+        hub.trickle = 40, 0.05                                      # 13 s in all
+
+        def press(done: int, total: int) -> None:
+            if done >= 80:
+                raise Cancelled
+
+        begun = time.monotonic()
+        with pytest.raises(Cancelled):
+            fetch(MODEL, target, press, hub.endpoint)
+        assert time.monotonic() - begun < 8
+        hub.trickle = None
+        fetch(MODEL, target, endpoint=hub.endpoint)
+        assert_whole(target)
+        assert hub.bodies()[-1].range
+
+    def test_kill_amid_a_download(self, hub, target):
+        """Nothing can be tidied up then, and a lock is left: the next one goes on behind what is on the disk."""
+        hub.trickle = 2000, 0.3
+        process = another_process(hub, target)
+        wait_until(lambda: any(part.stat().st_size >= 4000 for part in (target.parent / HIDDEN).glob("*.part")))
+        process.kill()
+        process.wait()
+        hub.trickle = None
+        assert not target.exists()
+        kept = next((target.parent / HIDDEN).glob("*.part")).stat().st_size
+        fetch(MODEL, target, endpoint=hub.endpoint)
+        assert_whole(target)
+        assert hub.bodies()[-1].range == f"bytes={kept}-" and kept >= 4000
+
     def test_two_processes_at_once(self, hub, target):
         """Both once appended to the same file. The first gets its first byte when the second has come."""
         asked = threading.Event()
         hub.before_body = lambda: asked.wait(30)
-        script = (
-            "import sys; from types import ModuleType; from pathlib import Path\n"
-            "package = ModuleType('speechwright'); package.__path__ = [sys.argv[1]]\n"
-            "sys.modules['speechwright'] = package\n"
-            "from speechwright.hub import Published, fetch\n"
-            "model = Published('owner/models', 'model.safetensors', None, None, 'MIT')\n"
-            "fetch(model, Path(sys.argv[2]), endpoint=sys.argv[3])\n")
-        command = [sys.executable, "-c", script, str(CHECKOUT), str(target), hub.endpoint]
-        processes = [subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "0"}) for _ in range(2)]
+        processes = [another_process(hub, target) for _ in range(2)]
         wait_until(lambda: sum(request.method == "HEAD" for request in hub.requests) == 2)
         asked.set()
         assert [process.wait(timeout=60) for process in processes] == [0, 0]
@@ -193,6 +233,32 @@ class TestFailures:
         fails(OSError, r"not the published file \(sha256 [0-9a-f]{64}, not sha256 0{64}\) and was deleted",
               target, UNKNOWN, endpoint=hub.endpoint)
         assert left(target) == []
+
+    @pytest.mark.parametrize("said, found", [(5000, "bytes, not 5,000"), (20_000, "after 10,240 of 20,000")])
+    def test_hub_that_lies_about_the_size(self, hub, target, said, found):
+        hub.bytes = said
+        fails(OSError, found, target, UNKNOWN, endpoint=hub.endpoint)
+        hub.bytes = None
+        fetch(UNKNOWN, target, endpoint=hub.endpoint)
+        assert_whole(target)
+
+    def test_file_without_end(self, hub, target):
+        """A body that goes on and on once filled the disk: its size was looked at when it had ended."""
+        hub.endless = True
+        fails(OSError, "and was deleted; queue again", target, endpoint=hub.endpoint)
+        assert left(target) == []
+
+    @pytest.mark.parametrize("cut", [None, 40, 0])
+    def test_packed_though_nobody_asked(self, hub, target, cut):
+        """Some proxies pack everything. Half of a packed file may end where a piece of the file does."""
+        hub.gzip, hub.cuts = True, [] if cut is None else [cut] * 9
+        if cut is None:
+            fetch(MODEL, target, endpoint=hub.endpoint)
+        else:
+            fails(OSError, "the connection gave no more|is not the published file", target, endpoint=hub.endpoint)
+            hub.gzip, hub.cuts = False, []
+            fetch(MODEL, target, endpoint=hub.endpoint)
+        assert_whole(target)
 
     def test_part_that_was_spoilt(self, hub, target):
         """Whatever happened to the bytes that were kept, the file is not taken for a model."""
@@ -260,6 +326,25 @@ class TestFailures:
         assert str(target.parent / HIDDEN) in text
         fetch(MODEL, target, endpoint=hub.endpoint)
         assert_whole(target)
+
+    def test_file_where_the_folder_should_be(self, hub, target):
+        """What nobody may write to, not even an administrator."""
+        target.parent.mkdir()
+        (target.parent / HIDDEN).write_bytes(b"")
+        fails(OSError, f"{HIDDEN}: ", target, endpoint=hub.endpoint)
+        assert hub.bodies() == []
+
+    def test_no_room_in_the_middle(self, hub, target):
+        """The system refuses bytes 5,001 and on, whatever it said of free space: what fitted is kept."""
+        limit = ("import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+                 "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))")
+        process = another_process(hub, target, limit)
+        _, words = process.communicate(timeout=60)
+        assert process.returncode == 1 and f"OSError: download: {target.parent / HIDDEN}: File too large. Or " in words
+        assert not target.exists() and [path.endswith(".part") for path in left(target)] == [True]
+        fetch(MODEL, target, endpoint=hub.endpoint)
+        assert_whole(target)
+        assert hub.bodies()[-1].range == "bytes=5000-"
 
     def test_disk_that_fills_up_while_writing(self, hub, target, monkeypatch):
         def refuse(descriptor):

@@ -1,9 +1,11 @@
 """A hub on this machine: addresses, headers and redirects as the real one has them, and failures to order."""
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +40,10 @@ class Hub:
     ranges: bool = True                                     # whether it can send a part of a file
     refusal: tuple[int, str] | None = None                  # status and X-Error-Code in place of an answer
     sha256: str | None = None                               # that it claims; None: the true one
+    bytes: int | None = None                                # the same of the size
+    endless: bool = False                                   # whether it sends more and more after the file
+    gzip: bool = False                                      # whether it packs what nobody asked to be packed
+    trickle: tuple[int, float] | None = None                # bytes at once, and seconds between
     before_body: Callable[[], object] = lambda: None
 
     def bodies(self) -> list[Request]:
@@ -104,22 +110,32 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             content = hub.files[name]
             etag = hub.sha256 or hashlib.sha256(content).hexdigest()
             return self.head(302, {"Location": f"{hub.storage}/blobs/{name}", "X-Repo-Commit": COMMIT,
-                                   "X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))})
+                                   "X-Linked-Etag": f'"{etag}"',
+                                   "X-Linked-Size": str(len(content) if hub.bytes is None else hub.bytes)})
 
         def blob(self, content: bytes, asked: str | None) -> None:
             start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and hub.ranges else 0
             status, headers = 200, {}
             if asked and hub.ranges:
                 status, headers = 206, {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            if hub.gzip:
+                content, start = gzip.compress(content), 0
+                status, headers = 200, {"Content-Encoding": "gzip"}
             hub.before_body()
-            self.head(status, headers, len(content) - start)
+            self.head(status, headers, None if hub.endless else len(content) - start)
             end = start + hub.cuts.pop(0) if hub.cuts else len(content)
-            self.wfile.write(content[start:end])
+            step, pause = hub.trickle or (len(content) or 1, 0.0)
+            for begin in range(start, end, step):
+                self.wfile.write(content[begin : min(end, begin + step)])
+                time.sleep(pause)
+            while hub.endless:
+                self.wfile.write(bytes(len(content)))
             self.close_connection = end < len(content)
 
-        def head(self, status: int, headers: dict[str, str], length: int = 0) -> None:
+        def head(self, status: int, headers: dict[str, str], length: int | None = 0) -> None:
             self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(length)}).items():
+            size = {"Connection": "close"} if length is None else {"Content-Length": str(length)}
+            for name, value in (headers | size).items():
                 self.send_header(name, value)
             self.end_headers()
 
