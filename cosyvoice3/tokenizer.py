@@ -144,7 +144,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
     """Entry -> id, each id from 0 on once."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise _wrong(path, f"it is not JSON ({problem})", "entry -> id") from problem
     if not isinstance(entries, dict) or not all(type(number) is int for number in entries.values()):
         raise _wrong(path, "it does not give ids to entries", "entry -> id")

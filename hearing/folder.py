@@ -36,7 +36,9 @@ WHISPER, MOONSHINE = "whisper", "moonshine"     # "model_type" of config.json
 CLASSES = {WHISPER: ("WhisperConfig", "WhisperForConditionalGeneration"),
            MOONSHINE: ("MoonshineConfig", "MoonshineForConditionalGeneration")}
 BUILDING = threading.Lock()     # transformers changes what all of a process see while it makes a network
-FOREIGN = ("auto_map", "quantization_config")   # what a configuration must not bring along
+# What a configuration must not bring along: others' code, kernels and labels, of which as many are made as it tells.
+FOREIGN = ("auto_map", "quantization_config", "attn_implementation", "num_labels", "id2label", "label2id")
+MAX_LAYERS = 1000           # which are made before they are compared with the weights; published models have 32
 END = {WHISPER: "<|endoftext|>", MOONSHINE: "</s>"}
 
 # Names below models/tts -> repository and licence of folders that can be fetched, the smallest first.
@@ -181,6 +183,10 @@ def _weight_files(folder: Path) -> list[Path]:
 def _config(folder: Path, kind: str, settings: Mapping) -> tuple[object, Shapes]:
     """transformers' object with the sizes that the file tells, and the tensors of a network of these sizes."""
     sizes = {key: value for key, value in settings.items() if key not in FOREIGN and not key.startswith("_")}
+    for key, value in sizes.items():
+        if "layers" in key and isinstance(value, (int, float)) and value > MAX_LAYERS:
+            raise ValueError(f"{folder / CONFIG}: no network can be made of these sizes ({key} {short(value)}, at most "
+                             f"{MAX_LAYERS}). Download the file again.")
     made, network = _classes(kind)
     try:
         config = made.from_dict(sizes)

@@ -102,8 +102,9 @@ def _content(path: Path) -> dict:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
         whole = (content["model"]["type"] == "BPE" and content["model"]["vocab"]
                  and all(type(number) is int for number in content["model"]["vocab"].values())
-                 and all(type(token["id"]) is int for token in content["added_tokens"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                 and all(type(token["id"]) is int and isinstance(token["content"], str)
+                         for token in content["added_tokens"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise _wrong(path, f"{type(problem).__name__} {problem}") from problem
     if not whole:
         raise _wrong(path, "no vocabulary of a BPE")
