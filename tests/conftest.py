@@ -69,6 +69,11 @@ if ROOT := comfyui_root():
     use_comfyui(ROOT)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-minutes", type=float, default=0.0, help="how long test_fuzz_nodes.py draws graphs by hand")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="of the graphs that it draws then")
+
+
 def pytest_report_header() -> str:
     return f"ComfyUI: {ROOT or 'none; `python tests/run.py` builds one'}"
 

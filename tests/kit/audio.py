@@ -17,6 +17,14 @@ def tone(hz: float = 220.0, seconds: float = 1.0, rate_hz: int = RATE_HZ, level:
     return (level * torch.sin(2 * math.pi * hz * time)).float()
 
 
+def speechlike(seconds: float, rate_hz: int = RATE_HZ, pitch_hz: float = 130.0) -> Tensor:
+    """(T,) a buzz with a little noise."""
+    time = torch.arange(int(seconds * rate_hz)) / rate_hz
+    buzz = sum(torch.sin(2 * torch.pi * pitch_hz * k * time) / k for k in range(1, 9))
+    noise = torch.randn(len(time), generator=torch.Generator().manual_seed(3))
+    return 0.1 * buzz + 0.003 * noise
+
+
 def audio(wave: Tensor, rate_hz: object = RATE_HZ) -> dict:
     """AUDIO of (T,), (C, T) or (B, C, T)."""
     return {"waveform": wave.reshape((1,) * (3 - wave.ndim) + tuple(wave.shape)), "sample_rate": rate_hz}

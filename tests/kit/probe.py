@@ -6,7 +6,7 @@ models are faster than any request, so an interruption would otherwise come too 
 /probe/release`` takes that back, where the job ended before. ``POST
 /probe/memory`` gives back what is free and counts the peak from then on; ``GET /probe/memory`` tells it, and ``GET
 /probe/tensors`` how many tensors live. The node ``ProbeAudio`` takes audio and tells its bytes: nodes that write
-files make copies of it.
+files make copies of it. The nodes of ``kit.odd_nodes`` are there too.
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import torch
 from aiohttp import web
 from server import PromptServer
 
+from kit import odd_nodes
 from kit.offline import block_network
 
 HOLD_LIMIT_S = 60
@@ -40,7 +41,7 @@ class ProbeAudio:
         return {"ui": {"bytes": [wave.numel() * wave.element_size()], "shape": list(wave.shape)}}
 
 
-NODE_CLASS_MAPPINGS = {"ProbeAudio": ProbeAudio}
+NODE_CLASS_MAPPINGS = {"ProbeAudio": ProbeAudio, **odd_nodes.NODE_CLASS_MAPPINGS}
 
 wanted, holding = threading.Event(), threading.Event()
 send_sync = PromptServer.send_sync

@@ -15,6 +15,7 @@ from speechwright.s3gen.config import (
 from speechwright.s3gen.model import S3Token2Wav
 from speechwright.s3gen.weights import published_shapes
 
+from .audio import speechlike as speechlike
 from .golden import is_counter, named_tensor
 
 
@@ -48,14 +49,6 @@ def tiny_state(seed: int = 0, meanflow: bool = False) -> dict[str, Tensor]:
         name: torch.zeros(shape, dtype=torch.int64) if is_counter(name) else named_tensor(name, shape, seed)
         for name, shape in published_shapes(module).items()
     }
-
-
-def speechlike(seconds: float, rate_hz: int = 24000, pitch_hz: float = 130.0) -> torch.Tensor:
-    """(T,) a buzz with a little noise."""
-    time = torch.arange(int(seconds * rate_hz)) / rate_hz
-    buzz = sum(torch.sin(2 * torch.pi * pitch_hz * k * time) / k for k in range(1, 9))
-    noise = torch.randn(len(time), generator=torch.Generator().manual_seed(3))
-    return 0.1 * buzz + 0.003 * noise
 
 
 def ids(count: int, seed: int = 0, rows: int = 1) -> torch.Tensor:
