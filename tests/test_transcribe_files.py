@@ -96,12 +96,20 @@ def test_broken_texts(here, file, content):
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("changed", [{"encoder_attention_heads": 3}, {"d_model": "wide"}, {"d_model": 0},
-                                     {"vocab_size": -1}])
+                                     {"vocab_size": -1}, {"encoder_layers": 10**9}, {"decoder_layers": 10**30}])
 def test_sizes_that_make_no_network(here, changed):
     sizes = json.loads((here / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(sizes | changed))
     with pytest.raises(ValueError, match="config.json: no network can be made of these sizes|not the tensors of"):
         folder.open_folder(here)
+
+
+def test_what_a_configuration_must_not_bring(here):
+    """As many labels as it told were made, ten million in a quarter of a minute; kernels would come from a hub."""
+    sizes = json.loads((here / "config.json").read_text())
+    more = {"num_labels": 10**9, "id2label": {}, "label2id": {}, "attn_implementation": "a/kernel", "auto_map": {}}
+    (here / "config.json").write_text(json.dumps(sizes | more))
+    assert folder.open_folder(here).config.num_labels < 10
 
 
 def test_weights_of_other_sizes(here):

@@ -42,7 +42,9 @@ def main(arguments: list[str]) -> None:
         options += [f"{key}={value}" for key, value in OPTIONS.items() if key not in given]
         if all(option.startswith("-") for option in options):
             options.append(str(corpus))
-        atheris.Setup(["run.py", f"-dict={words}", *options], target.check)
+        if target.DICTIONARY:
+            options.append(f"-dict={words}")
+        atheris.Setup(["run.py", *options], target.check)
         atheris.Fuzz()
 
 
