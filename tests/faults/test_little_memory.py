@@ -1,4 +1,4 @@
-"""A graphics card without room: with --novram ComfyUI keeps weights in the main memory, and fetches them layer by layer.
+"""A graphics card without room: with --novram ComfyUI keeps weights in the main memory, and fetches them by layers.
 
 Without such a card, a device of no data stands for it, and weights that are not numbers for those that are elsewhere.
 """

@@ -77,6 +77,10 @@ class Comfy(Client):
         """The classes of the networks that ComfyUI holds in memory."""
         return self.get("/probe")["models"]
 
+    def census(self) -> dict:
+        """What lives in the server, after it has given back what is free."""
+        return self.post("/census", {})
+
     def hold(self) -> None:
         """Stop the next job at its first step of progress until it is interrupted."""
         self.post("/probe/hold", {})
@@ -105,14 +109,13 @@ class Comfy(Client):
 
 
 @contextmanager
-def running(root: Path, *options: str, cpu: bool = True, models: Path | None = None,
-            nodes: Mapping[str, Path] | None = None) -> Iterator[Comfy]:
+def running(root: Path, *options: str, models: Path | None = None) -> Iterator[Comfy]:
     """The server of the ComfyUI at ``root``, with the pack of this checkout, on the CPU, offline.
 
-    options: more of ComfyUI's own. models: a folder to share. nodes: beside the pack and the probe.
+    options: more of ComfyUI's own. models: a folder to share.
     """
     comfyui = ComfyUI(root, Path(sys.executable), ours=root.parent == Path(sys.prefix).parent)
-    nodes = {"speechwright": CHECKOUT, "probe.py": KIT / "probe.py", **(nodes or {})}
-    with server.booted(comfyui, nodes, audio=CHECKOUT / "workflows" / "audio", cpu=cpu, models=models,
+    nodes = {"speechwright": CHECKOUT, **{name: KIT / name for name in ("probe.py", "census.py")}}
+    with server.booted(comfyui, nodes, audio=CHECKOUT / "workflows" / "audio", cpu=True, models=models,
                        environment={"PYTHONPATH": str(KIT.parent)}, options=options) as booted:
         yield Comfy(booted)
