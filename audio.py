@@ -245,8 +245,8 @@ def _entry(audio: Mapping, key: str, role: str) -> object:
     except KeyError as error:
         if error.args != (key,):
             raise
-        raise ValueError(f"{role}: the input has no {key!r}; AUDIO holds 'waveform' and "
-                         "'sample_rate'.") from error
+        raise ValueError(f"{role}: the input has no {key!r}, and AUDIO holds 'waveform' and 'sample_rate'; connect an "
+                         "AUDIO output, such as Load Audio's.") from error
 
 
 def _rate(value: object, role: str) -> int:
