@@ -18,6 +18,7 @@ SAVING = ".saving.lock"         # in the folder of voices, while one is saved
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 NO_VOICES = "(none: put NAME.flac and NAME.txt into models/voices)"     # a list without a choice is a node that is dead
+MAX_PART, MAX_PATH = 255, 1000  # bytes of a name, and of a path, that systems take
 LISTED = 30                     # names that an error tells
 
 OnProgress = Callable[[int, int], None]
@@ -91,8 +92,13 @@ def _walk(folders: Iterable[Path]) -> Iterator[tuple[Path, Path, list[str]]]:
 def inside(name: str, role: str) -> Path:
     """The name as a path below a root. ``ValueError`` where it would lead out of it, or to what is hidden."""
     relative = Path(name.replace("\\", "/"))
-    if not name.strip() or relative.is_absolute() or any(part.startswith(".") for part in relative.parts):
-        raise ValueError(f"{role}: {name!r} is not a path inside models/tts; choose one from the list.")
+    # On Windows C:x is no absolute path, and leads to another disk all the same.
+    leads_out = relative.is_absolute() or relative.drive or any(part.startswith(".") for part in relative.parts)
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in relative.parts]
+    too_long = max(sizes, default=0) > MAX_PART or sum(sizes) > MAX_PATH
+    if not name.strip() or leads_out or too_long or "\0" in name:
+        shown = name if len(name) <= MAX_PART else f"{name[:MAX_PART]}..."
+        raise ValueError(f"{role}: {shown!r} is not a path inside models/tts; choose one from the list.")
     return relative
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 
 
 class NetworkBlocked(RuntimeError):
@@ -46,3 +47,26 @@ def block_network(patch=setattr) -> None:
     patch(socket.socket, "connect", guarded_connect)
     patch(socket.socket, "connect_ex", guarded_connect_ex)
     patch(socket, "getaddrinfo", guarded_resolve)
+    for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
+        patch(socket, name, _guarded_look_up(getattr(socket, name)))
+    for name in ("sendto", "sendmsg"):
+        if hasattr(socket.socket, name):
+            patch(socket.socket, name, _guarded_send(getattr(socket.socket, name)))
+
+
+def _guarded_look_up(look_up: Callable) -> Callable:
+    def guarded(host):
+        _require_here(host)
+        return look_up(host)
+
+    return guarded
+
+
+def _guarded_send(send: Callable) -> Callable:
+    """Where to is the last argument, a pair for a machine; a connected socket is told none."""
+    def guarded(self, *args):
+        if isinstance(args[-1], tuple):
+            _require_here(args[-1][0])
+        return send(self, *args)
+
+    return guarded
