@@ -1,8 +1,9 @@
 """How much of the demo voice's speech is understood: word errors of the 20 sentences of tests/kit/ear.py.
 
 ``originals`` are the clips themselves, ``vocoder`` is a mel of each clip made a wave again, ``tokens`` are the clips
-read as tokens and spoken by flow and vocoder, ``text`` is what the language model says. All through the pack's own
-loading of the folder, in which the files have their published names; what is missing is left out.
+read as tokens and spoken by flow and vocoder, ``regression`` has the tokenizer's own decoder in the flow's place,
+``text`` is what the language model says. The networks are built by the pack from the files of the folder, which have
+their published names; what is missing is left out.
 """
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ import torch
 import torchaudio
 from encode import speech_tokenizer
 from safetensors.torch import load_file
+from speech import TOKENIZER_MELS
+from tokenizer import MEL_DEVIATION, MEL_MEAN, Model
 from torch import Tensor
 
 from kit import ear
 from speechwright.cosyvoice3 import flow_weights, vocoder_weights
 from speechwright.cosyvoice3.flow import mels, start_noise
-from speechwright.s3gen.features import mel_24k
+from speechwright.s3gen.features import log_mel_16k, mel_24k
 
 EDGE = 4800                     # silent samples on either side of what the ear hears
 
@@ -51,6 +54,18 @@ def from_tokens(folder: Path, steps: int, guidance: float, rows: list[Tensor] | 
         noise = start_noise(flow.config.mels, 2 * len(ids), 1)
         mel, = mels(flow, [ids], [no_voice(flow.config)], [noise], schedule=schedule, guidance=guidance)
         waves.append(net(mel[None], seed=1)[0])
+    return waves
+
+
+def regressed(folder: Path) -> list[Tensor]:
+    """What the tokens hold, whatever the flow makes of them: through the decoder of the tokenizer's training."""
+    model = Model()
+    model.load_state_dict(torch.load(folder / "tokenizer.pt", weights_only=True)["average"])
+    net, waves = vocoder_weights.build(load_file(folder / "hift.safetensors")), []
+    for clip in ear.clips():
+        at_16k = torchaudio.functional.resample(clip, 24_000, 16_000)
+        mu = model.mu(model.digits(log_mel_16k(at_16k, TOKENIZER_MELS)[None])[0])
+        waves.append(net(model.decoder(mu) * MEL_DEVIATION + MEL_MEAN, seed=1)[0])
     return waves
 
 
@@ -94,7 +109,8 @@ def write(path: Path, sound: Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--part", action="append", choices=["originals", "vocoder", "tokens", "text"])
+    parts = ["originals", "vocoder", "regression", "tokens", "text"]
+    parser.add_argument("--part", action="append", choices=parts)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--guidance", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
@@ -105,10 +121,11 @@ def main() -> None:
     makers = {
         "originals": lambda: list(ear.clips()),
         "vocoder": lambda: vocoded(folder),
+        "regression": lambda: regressed(folder),
         "tokens": lambda: from_tokens(folder, given.steps, given.guidance),
         "text": lambda: from_tokens(folder, given.steps, given.guidance, spoken(folder, given.seed)),
     }
-    needed = {"originals": (), "vocoder": ("hift",), "tokens": ("hift", "flow", "speech_tokenizer_v3"),
+    needed = {"originals": (), "vocoder": ("hift",), "regression": ("hift", "front"), "tokens": ("hift", "flow", "speech_tokenizer_v3"),
               "text": ("hift", "flow", "llm")}
     for name in given.part or makers:
         if all((folder / f"{file}.safetensors").is_file() for file in needed[name]):

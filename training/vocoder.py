@@ -14,6 +14,7 @@ import pack
 import torch
 import torch.nn.functional as F
 from speech import Speech
+from tokenizer import MEL_DEVIATION, MEL_MEAN
 from torch import Tensor, nn
 from trainer import arguments, crops, train
 
@@ -107,7 +108,10 @@ class Vocoder(nn.Module):
                 nn.init.zeros_(conv.bias)
         nn.init.normal_(self.net.conv_post.weight, std=0.01)
         with torch.no_grad():
-            self.net.conv_post.bias[:BINS] = -3.0         # quiet at first
+            self.net.conv_post.bias[:BINS] = 1.0          # about as loud as speech, at first
+            for first in (self.net.conv_pre, self.pitch.condnet["0"]):      # as if mels were normalised
+                first.weight /= MEL_DEVIATION
+                first.bias -= MEL_MEAN * first.weight.flatten(1).sum(dim=1)
         self.net.conv_post.__class__ = Post
         for module in self.modules():
             if type(module) is Snake:
@@ -160,7 +164,7 @@ def wave_losses(made: Tensor, wanted: Tensor) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=3000, rate=1e-3, rows=4).parse_args()
+    given = arguments(__doc__, steps=3000, rate=5e-4, rows=4).parse_args()
     torch.manual_seed(given.seed)
     module, speech = Vocoder(), Speech(given.data)
 
