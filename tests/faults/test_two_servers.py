@@ -4,7 +4,8 @@ Here is every flag of ComfyUI 0.30 about memory, precision and devices that a ma
 Two servers with many of them run always; those of ``MORE`` where SPEECHWRIGHT_EVERY_FLAG is set.
 
 With ``--cpu`` ComfyUI refuses ``--novram``, ``--lowvram``, ``--highvram`` and ``--gpu-only``, and without it none of
-these starts where torch knows no graphics card: ``test_little_memory.py`` stands for them.
+these starts where torch knows no graphics card: ``test_little_memory.py`` stands for them. Nor does
+``--enable-dynamic-vram`` start there.
 """
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ MORE = [
     ("--cache-classic", "--fp32-unet", "--fp32-text-enc", "--fp32-vae", "--use-split-cross-attention",
      "--force-upcast-attention", "--disable-dynamic-vram", "--async-offload", "--mmap-torch-files", "--fast"),
     ("--cache-ram", "4", "--fp64-unet", "--fp8_e4m3fn-text-enc", "--use-quad-cross-attention", "--multi-user",
-     "--dont-upcast-attention", "--enable-dynamic-vram", "--disable-async-offload", "--force-non-blocking"),
+     "--dont-upcast-attention", "--disable-async-offload", "--force-non-blocking"),
     ("--cache-ram", "4", "8", "--fp8_e4m3fn-unet", "--fp8_e5m2-text-enc", "--supports-fp8-compute", "--fast-disk",
      "--disable-xformers", "--disable-metadata", "--disable-pinned-memory"),
     ("--high-ram", "--fp8_e5m2-unet", "--default-device", "0"),
