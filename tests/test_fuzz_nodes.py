@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from kit.drawn import EAR, VOICE, graphs
+from kit.drawn import EAR, VOICE, Drawn, Graph, graphs
 from kit.verdict import Broken, Judge
 from kit.whisper import write_small
 from speechwright.workflows.runner.client import Client
@@ -59,6 +59,15 @@ def test_node(judge: Judge, kind: str):
             judge.try_(drawn)
 
     law()
+
+
+@pytest.mark.parametrize("sampler, model", [("RASSampler", "cosy3"), ("BlockDiffusionSampler", "ogg")])
+def test_what_takes_long_can_be_stopped(judge: Judge, sampler: str, model: str):
+    graph = Graph()
+    text = graph.add("SpeechwrightEncodePrompt", {"model": graph.good(model), "text": "Yes, or no. " * 2000})
+    tokens = graph.add(f"Speechwright{sampler}", {"model": graph.good(model), "prompt": [text, 0], "seed": 0})
+    graph.add("Look", {"value": [tokens, 0]})
+    assert judge.try_(Drawn(graph.nodes, tokens, {}, heavy=True)) == "stopped"
 
 
 def test_nothing_is_left_behind(judge: Judge):
