@@ -304,8 +304,11 @@ def _resample_blocks(wave: Tensor, o: int, n: int, half_width: int) -> Tensor:
 
 def _resample_polyphase(wave: Tensor, o: int, n: int) -> Tensor:
     """scipy's polyphase filter on the CPU: its memory grows with o and n, not with their product."""
-    from scipy.signal import resample_poly
-
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise ImportError(f"resampling from {o} to {n} Hz needs scipy, which ComfyUI's requirements install; "
+                          "run `pip install scipy` in ComfyUI's environment.") from error
     out = resample_poly(wave.detach().cpu().numpy(), n, o, axis=-1)
     return torch.from_numpy(out).to(wave)
 

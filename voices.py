@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-import av
 import torch
 
 from . import text
 from .audio import Clip, check_speech, one_clip, still_sample
+from .needed import needed
 from .wires import Voice
 
 MIN_VOICE_SECONDS = 0.1     # the least that a speaker encoder can measure
@@ -135,6 +135,8 @@ def read_transcript(path: Path, node: str) -> str:
 def read(path: Path, role: str) -> tuple[Clip, float]:
     """The beginning of a file with sound, a little more than the 30 s that a voice may have, and the length of all
     in seconds."""
+    with needed("av", role):
+        import av
     try:
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
@@ -151,6 +153,8 @@ def read(path: Path, role: str) -> tuple[Clip, float]:
 
 def _decode(file: io.BufferedReader, role: str) -> tuple[torch.Tensor, int, int]:
     """(1, C, T) in the file's own kind of sample, its rate in Hz, and how many samples the whole file has."""
+    import av
+
     kept: list[torch.Tensor] = []
     form, samples = None, 0
     with av.open(file) as container:
@@ -265,6 +269,8 @@ def flac(clip: Clip, node: str) -> bytes:
     # Steps of 24 bits are whole numbers that float32 holds; the encoder takes them in the upper bits of 32.
     steps = (wave * full).round().clamp(-full, full - 1).to(torch.int32) << (32 - FLAC_BITS)
     buffer = io.BytesIO()
+    with needed("av", node):
+        import av
     with av.open(buffer, "w", format="flac") as container:
         stream = container.add_stream("flac", rate=clip.rate_hz, options={"bits_per_raw_sample": str(FLAC_BITS)})
         stream.layout, stream.format = "mono", "s32"

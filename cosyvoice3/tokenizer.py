@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..needed import needed
+
 FOLDER = "CosyVoice-BlankEN"    # within a model's folder
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 VOCABULARY = 151643             # entries of vocab.json, ids from 0 on
@@ -87,10 +89,11 @@ class TextTokenizer:
     """
 
     def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], version: int) -> None:
-        from tokenizers import Regex, Tokenizer
-        from tokenizers.models import BPE
-        from tokenizers.pre_tokenizers import ByteLevel, Split
-        from tokenizers.pre_tokenizers import Sequence as Steps
+        with needed("tokenizers", "the text of CosyVoice"):
+            from tokenizers import Regex, Tokenizer
+            from tokenizers.models import BPE
+            from tokenizers.pre_tokenizers import ByteLevel, Split
+            from tokenizers.pre_tokenizers import Sequence as Steps
 
         if version not in ADDED:
             raise ValueError(f"tokenizer: version {version} is not one of {', '.join(map(str, ADDED))}.")
@@ -136,7 +139,8 @@ def demo(version: int) -> TextTokenizer:
 
 def _byte_characters() -> list[str]:
     """What stands for each byte in a vocabulary, in the order of the ids 0 to 255."""
-    from tokenizers.pre_tokenizers import ByteLevel
+    with needed("tokenizers", "the text of CosyVoice"):
+        from tokenizers.pre_tokenizers import ByteLevel
     return sorted(ByteLevel.alphabet())
 
 

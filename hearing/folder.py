@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..assembly import Shapes, check_names, own, shapes_of
 from ..checkpoint import Checkpoint, open_checkpoint, short
 from ..hub import Published
+from ..needed import needed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -212,11 +213,8 @@ def _tensors(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Tensor]]:
 
 def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / TOKENIZER
-    try:
+    with needed("tokenizers", "Transcribe Speech"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ImportError(f"Transcribe Speech: tokenizers is not there ({short(error)}). Install ComfyUI's "
-                          "requirements again.") from error
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:      # the library raises nothing narrower

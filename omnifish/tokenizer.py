@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from ..needed import needed
 from .markup import CONTROL, INSTRUCTION, LANGUAGE, SPOKEN
 
 FILE = "tokenizer.json"
@@ -54,7 +55,8 @@ def load(folder: Path | str, rows: int | None = None) -> TextTokenizer:
     rows: of the model's table of text ids, which has to have one for each id. A tokenizer of Qwen3 itself gets the
     tokens of OmniVoice, at the ids that they have there. ``FileNotFoundError`` and ``ValueError`` name the file.
     """
-    from tokenizers import Tokenizer
+    with needed("tokenizers", "the text of OGG TTS"):
+        from tokenizers import Tokenizer
 
     path = Path(folder)
     path = path / FILE if path.is_dir() else path

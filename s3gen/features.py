@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..needed import needed
+
 RATE_24K_HZ = 24000             # of the mel that the flow continues
 HOP_24K_SAMPLES = 480           # 50 frames per second
 WINDOW_24K_SAMPLES = 1920
@@ -78,7 +80,8 @@ def log_mel_16k(wave: Tensor, mels: int = MELS_16K) -> Tensor:
 
 def fbank(wave: Tensor) -> Tensor:
     """Kaldi's log filterbank of a 16 kHz wave, less its mean over time: (T,) -> (1 + (T - 400) // 160, 80)"""
-    from torchaudio.compliance import kaldi
+    with needed("torchaudio", "the speaker encoder"):
+        from torchaudio.compliance import kaldi
 
     _require(wave, WINDOW_16K_SAMPLES, RATE_16K_HZ, "16 kHz filterbank")
     features = kaldi.fbank(_on_cpu(wave)[None], num_mel_bins=FBANK_BINS, sample_frequency=RATE_16K_HZ)
