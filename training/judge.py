@@ -3,7 +3,7 @@
 ``originals`` are the clips themselves, ``vocoder`` is a mel of each clip made a wave again, ``tokens`` are the clips
 read as tokens and spoken by flow and vocoder, ``regression`` has the tokenizer's own decoder in the flow's place,
 ``text`` is what the language model says. The networks are built by the pack from the files of the folder, which have
-their published names; what is missing is left out.
+their published names; what is missing is left out. ``--without-vocoder`` has Griffin and Lim make waves in its place.
 """
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import argparse
 import json
 import time
 import wave
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import torchaudio
 from encode import speech_tokenizer
+from mels import wave_of
 from safetensors.torch import load_file
 from speech import TOKENIZER_MELS
 from tokenizer import MEL_DEVIATION, MEL_MEAN, Model
@@ -30,22 +33,28 @@ from speechwright.s3gen.features import log_mel_16k, mel_24k
 EDGE = 4800                     # silent samples on either side of what the ear hears
 
 
-def vocoded(folder: Path) -> list[Tensor]:
+Sound = Callable[[Tensor], Tensor]      # of a mel (1, 80, F): (T,)
+
+
+@lru_cache(maxsize=1)
+def vocoder(folder: Path) -> Sound:
     net = vocoder_weights.build(load_file(folder / "hift.safetensors"))
-    waves = []
-    for clip in ear.clips():
-        waves.append(net(mel_24k(clip[None], 12_000.0), seed=1)[0])
-    return waves
+    return lambda mel: net(mel, seed=1)[0]
+
+
+def vocoded(sound: Sound) -> list[Tensor]:
+    return [sound(mel_24k(clip[None], 12_000.0)) for clip in ear.clips()]
 
 
 def no_voice(config) -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros(0, dtype=torch.int64), torch.zeros(0, config.mels), torch.zeros(config.speaker)
 
 
-def from_tokens(folder: Path, steps: int, guidance: float, rows: list[Tensor] | None = None) -> list[Tensor]:
+def from_tokens(
+    folder: Path, sound: Sound, steps: int, guidance: float, rows: list[Tensor] | None = None,
+) -> list[Tensor]:
     """rows: tokens of what is to be said; those of the clips where it is None"""
     flow = flow_weights.build(load_file(folder / "flow.safetensors"))
-    net = vocoder_weights.build(load_file(folder / "hift.safetensors"))
     if rows is None:
         tokenizer = speech_tokenizer(folder / "speech_tokenizer_v3.safetensors")
         rows = [tokenizer.encode(torchaudio.functional.resample(clip, 24_000, 16_000)) for clip in ear.clips()]
@@ -53,19 +62,19 @@ def from_tokens(folder: Path, steps: int, guidance: float, rows: list[Tensor] | 
     for ids in rows:
         noise = start_noise(flow.config.mels, 2 * len(ids), 1)
         mel, = mels(flow, [ids], [no_voice(flow.config)], [noise], schedule=schedule, guidance=guidance)
-        waves.append(net(mel[None], seed=1)[0])
+        waves.append(sound(mel[None]))
     return waves
 
 
-def regressed(folder: Path) -> list[Tensor]:
+def regressed(folder: Path, sound: Sound) -> list[Tensor]:
     """What the tokens hold, whatever the flow makes of them: through the decoder of the tokenizer's training."""
     model = Model()
     model.load_state_dict(torch.load(folder / "tokenizer.pt", weights_only=True)["average"])
-    net, waves = vocoder_weights.build(load_file(folder / "hift.safetensors")), []
+    waves = []
     for clip in ear.clips():
         at_16k = torchaudio.functional.resample(clip, 24_000, 16_000)
         mu = model.mu(model.digits(log_mel_16k(at_16k, TOKENIZER_MELS)[None])[0])
-        waves.append(net(model.decoder(mu) * MEL_DEVIATION + MEL_MEAN, seed=1)[0])
+        waves.append(sound(model.decoder(mu) * MEL_DEVIATION + MEL_MEAN))
     return waves
 
 
@@ -115,21 +124,25 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="the waves, too")
+    parser.add_argument("--without-vocoder", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    folder = given.folder
+    folder, mark = given.folder, " without vocoder" if given.without_vocoder else ""
+    # Read when first needed: the originals need none.
+    sound = (lambda mel: wave_of(mel[0])) if given.without_vocoder else lambda mel: vocoder(folder)(mel)
     makers = {
         "originals": lambda: list(ear.clips()),
-        "vocoder": lambda: vocoded(folder),
-        "regression": lambda: regressed(folder),
-        "tokens": lambda: from_tokens(folder, given.steps, given.guidance),
-        "text": lambda: from_tokens(folder, given.steps, given.guidance, spoken(folder, given.seed)),
+        "vocoder": lambda: vocoded(sound),
+        "regression": lambda: regressed(folder, sound),
+        "tokens": lambda: from_tokens(folder, sound, given.steps, given.guidance),
+        "text": lambda: from_tokens(folder, sound, given.steps, given.guidance, spoken(folder, given.seed)),
     }
-    needed = {"originals": (), "vocoder": ("hift",), "regression": ("hift", "front"), "tokens": ("hift", "flow", "speech_tokenizer_v3"),
-              "text": ("hift", "flow", "llm")}
+    needed = {"originals": (), "vocoder": (), "regression": ("front",), "tokens": ("flow", "speech_tokenizer_v3"),
+              "text": ("flow", "llm")}
     for name in given.part or makers:
-        if all((folder / f"{file}.safetensors").is_file() for file in needed[name]):
-            judged(name, makers[name](), folder, given.keep)
+        files = needed[name] if given.without_vocoder or name == "originals" else (*needed[name], "hift")
+        if all((folder / f"{file}.safetensors").is_file() for file in files):
+            judged(name + mark, makers[name](), folder, given.keep)
 
 
 if __name__ == "__main__":
