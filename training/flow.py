@@ -101,7 +101,7 @@ def published(average: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=3000, rate=1e-3, rows=8).parse_args()
+    given = arguments(__doc__, steps=2500, rate=1e-3, rows=8).parse_args()
     torch.manual_seed(given.seed)
     speech, flow = Speech(given.data), fresh(load_file(given.folder / "front.safetensors"))
     tokens = np.memmap(given.data / "tokens.bin", np.int16, "r")

@@ -26,8 +26,9 @@ from tokenizer import MEL_DEVIATION, MEL_MEAN, Model
 from torch import Tensor
 
 from kit import ear
-from speechwright.cosyvoice3 import flow_weights, vocoder_weights
+from speechwright.cosyvoice3 import flow_weights
 from speechwright.cosyvoice3.flow import mels, start_noise
+from speechwright.s3gen import cosyvoice2
 from speechwright.s3gen.features import log_mel_16k, mel_24k
 
 EDGE = 4800                     # silent samples on either side of what the ear hears
@@ -38,12 +39,12 @@ Sound = Callable[[Tensor], Tensor]      # of a mel (1, 80, F): (T,)
 
 @lru_cache(maxsize=1)
 def vocoder(folder: Path) -> Sound:
-    net = vocoder_weights.build(load_file(folder / "hift.safetensors"))
-    return lambda mel: net(mel, seed=1)[0]
+    net = cosyvoice2.build(hift=load_file(folder / "hift.safetensors"))
+    return lambda mel: net.hift_inference(mel, seed=1)[0][0]
 
 
 def vocoded(sound: Sound) -> list[Tensor]:
-    return [sound(mel_24k(clip[None], 12_000.0)) for clip in ear.clips()]
+    return [sound(mel_24k(clip[None])) for clip in ear.clips()]
 
 
 def no_voice(config) -> tuple[Tensor, Tensor, Tensor]:

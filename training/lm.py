@@ -25,7 +25,7 @@ from speechwright.cosyvoice3.prompt import SYSTEM
 from speechwright.cosyvoice3.weights import own_shapes
 from speechwright.qwen import rotate, rotation
 
-CONFIG = LMConfig(version=3, width=128, layers=6, heads=4, kv_heads=2, hidden=384, text_rows=TEXT_ROWS)
+CONFIG = LMConfig(version=3, width=128, layers=6, heads=4, kv_heads=2, hidden=288, text_rows=TEXT_ROWS)
 IDS = CONFIG.ids
 COLUMNS = 2600                  # of a batch, padding included
 PAIRED = 0.3                    # rows that are a prompt and what goes on from it

@@ -17,8 +17,8 @@ SPECTRUM_ROUNDS, PHASE_ROUNDS, MOMENTUM = 30, 40, 0.99
 
 
 def spectrum(mel: Tensor) -> Tensor:
-    """Natural log mel (80, F) up to 12 kHz -> magnitudes (961, F) that have it, none of them negative"""
-    filters, wanted = slaney_filters(RATE_24K_HZ, WINDOW_24K_SAMPLES, len(mel), RATE_24K_HZ / 2), mel.exp()
+    """Natural log mel (80, F) -> magnitudes (961, F) that have it, none of them negative"""
+    filters, wanted = slaney_filters(RATE_24K_HZ, WINDOW_24K_SAMPLES, len(mel)), mel.exp()
     found = filters.T @ wanted + 1e-8
     for _ in range(SPECTRUM_ROUNDS):
         found = found * (filters.T @ wanted) / (filters.T @ (filters @ found) + 1e-9)

@@ -77,7 +77,7 @@ def measured(wave: np.ndarray, pitch: np.ndarray) -> tuple[int, dict[str, np.nda
     hertz = np.where(pitch < SILENCE_BELOW_HZ, 0, pitch)[nearest]
     return tokens, {
         "wave": (padded.clamp(-1, 1) * 32767).round().numpy(),
-        "mel": features.mel_24k(padded[None], RATE_HZ / 2)[0].T.numpy(),
+        "mel": features.mel_24k(padded[None])[0].T.numpy(),
         "pitch": hertz,
         "log_mel": features.log_mel_16k(at_16k, TOKENIZER_MELS).T.numpy(),
     }

@@ -107,7 +107,7 @@ def other_voices(log_mel: Tensor) -> Tensor:
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=3000, rate=1.5e-3, rows=16).parse_args()
+    given = arguments(__doc__, steps=1500, rate=1.5e-3, rows=16).parse_args()
     torch.manual_seed(given.seed)
     module, speech = Model(), Speech(given.data)
 

@@ -1,8 +1,8 @@
-"""Trains the demo voice's vocoder, CosyVoice3's causal HiFT with few channels, on mels of the data.
+"""Trains the demo voice's vocoder, the HiFT of S3Gen and CosyVoice2 with few channels, on mels of the data.
 
-The network is the pack's own, but for two of its layers: where upsampling is folded into a convolution, what is
-trained are the weights before folding, and the activation computes its gradient. The excitation comes from the
-pitch of the data; the pitch predictor learns that beside it. There is no discriminator.
+The network is the pack's own, but for its activation, which here computes its gradient. The excitation comes from
+the pitch of the data; the pitch predictor learns that beside it. There is no discriminator: it is the excitation
+that has the harmonics. CosyVoice3's, whose sines stand still within a mel frame, has none, and was no start.
 """
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from tokenizer import MEL_DEVIATION, MEL_MEAN
 from torch import Tensor, nn
 from trainer import arguments, crops, train
 
-from speechwright.cosyvoice3.vocoder import CausalHiFT, fold_up
-from speechwright.cosyvoice3.vocoder_weights import PITCH
 from speechwright.s3gen.config import VocoderConfig
-from speechwright.s3gen.features import slaney_filters
-from speechwright.s3gen.vocoder import BINS, HARMONICS, HOP_SAMPLES, MAGNITUDE_LIMIT, RATES, Snake
+from speechwright.s3gen.features import mel_24k, slaney_filters
+from speechwright.s3gen.vocoder import BINS, HARMONICS, HOP_SAMPLES, MAGNITUDE_LIMIT, HiFT, Snake
 from speechwright.s3gen.weights import NORMED
 
 CONFIG = VocoderConfig(channels=96, source_kernels=(5, 5, 5), kernels=(3, 7), f0_channels=96)
-CROP_TOKENS = 14
+CROP_TOKENS, EDGE_TOKENS = 14, 1     # of the edge comes a mel alone
 HERTZ = 100.0                   # a pitch is learned in these
 WINDOWS = (256, 1024, 2048)
 FLOOR = 1e-4                    # of magnitudes, before their logarithm
@@ -60,25 +58,7 @@ class TrainedSnake(Snake):
         return SnakeGradient.apply(x, self.alpha[:, None, None], before)
 
 
-class Up(nn.Module):
-    """A causal convolution behind an upsampling, by its weights before folding."""
-
-    def __init__(self, folded: nn.Conv2d, rate: int, kernel: int):
-        super().__init__()
-        self.rate, self.kernel_size = rate, folded.kernel_size
-        narrow, wide = folded.out_channels // rate, folded.in_channels
-        self.weight = nn.Parameter(torch.randn(narrow, wide, kernel) * (wide * kernel) ** -0.5)
-        self.bias = nn.Parameter(torch.zeros(narrow))
-        # Which taps are summed: folding is linear, and one product is quicker than a sum for each tap.
-        summed = fold_up(torch.eye(kernel)[:, None], rate)[:, 0].unflatten(0, (rate, kernel))
-        self.register_buffer("summed", summed, persistent=False)                        # (rate, taps, taps below)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = torch.einsum("nwk,rkt->rnwt", self.weight, self.summed).flatten(0, 1)[:, :, None]
-        return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last), self.bias.repeat(self.rate))
-
-
-class Post(nn.Conv2d):
+class Post(nn.Conv1d):
     """The last convolution, whose log magnitudes end where the vocoder cuts them, before their powers overflow."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,46 +71,38 @@ class Vocoder(nn.Module):
 
     def __init__(self, config: VocoderConfig = CONFIG):
         super().__init__()
-        self.net = CausalHiFT(config)
-        self.net.ups = nn.ModuleList(
-            Up(up, rate, kernel) for up, rate, kernel in zip(self.net.ups, RATES, config.up_kernels))
-        self.pitch = self.net.f0_predictor.float()
-        for name, parameter in self.named_parameters():
+        self.net = net = HiFT(config)
+        for name, parameter in net.named_parameters():
             if name.endswith("alpha"):
                 parameter.requires_grad_(False).copy_(torch.exp2(3 * torch.rand(len(parameter)) - 1))   # 0.5 to 4
-            elif name.startswith("pitch.") and parameter.ndim > 1:
-                nn.init.kaiming_uniform_(parameter, a=5**0.5)
-            elif name.startswith("pitch."):
-                nn.init.zeros_(parameter)
-        for block in (*self.net.resblocks, *self.net.source_resblocks):
+        for block in (*net.resblocks, *net.source_resblocks):
             for conv in (*block.convs1, *block.convs2):
                 nn.init.normal_(conv.weight, std=0.01)
                 nn.init.zeros_(conv.bias)
-        nn.init.normal_(self.net.conv_post.weight, std=0.01)
+        nn.init.normal_(net.conv_post.weight, std=0.01)
         with torch.no_grad():
-            self.net.conv_post.bias[:BINS] = 1.0          # about as loud as speech, at first
-            for first in (self.net.conv_pre, self.pitch.condnet["0"]):      # as if mels were normalised
+            net.conv_post.bias[:BINS] = 1.0             # about as loud as speech, at first
+            for first in (net.conv_pre, net.f0_predictor.condnet["0"]):     # as if mels were normalised
                 first.weight /= MEL_DEVIATION
                 first.bias -= MEL_MEAN * first.weight.flatten(1).sum(dim=1)
-        self.net.conv_post.__class__ = Post
+        net.conv_post.__class__ = Post
         for module in self.modules():
             if type(module) is Snake:
                 module.__class__ = TrainedSnake
-        self.to(memory_format=torch.channels_last)
 
     def forward(self, mel: Tensor, pitch: Tensor) -> Tensor:
         """(B, M, F), (B, F) in Hz -> (B, 480 F)"""
         rows, frames = pitch.shape
-        noise = torch.rand(rows, frames * HOP_SAMPLES, HARMONICS)
-        start = torch.randint(0, 2**20, (rows,))
-        return self.net.decode(mel, self.net.source(pitch, noise, start), least=0)
+        noise = torch.randn(rows, HARMONICS, frames * HOP_SAMPLES)
+        phase = 2 * math.pi * torch.rand(rows, HARMONICS, 1)
+        return self.net.decode(mel, self.net.source(pitch, phase, noise))
 
 
 def published(average: dict[str, Tensor]) -> dict[str, Tensor]:
     """The averaged weights by the published names, in float16."""
     state = {}
     for name, tensor in average.items():
-        name = name.removeprefix("net.").replace("pitch.", PITCH, 1) if name.startswith(("net.", "pitch.")) else name
+        name = name.removeprefix("net.")
         tensor = tensor[:, :, 0] if tensor.ndim == 4 else tensor
         if NORMED.match(name):
             stem = name.removesuffix("weight") + "parametrizations.weight.original"
@@ -148,7 +120,7 @@ def spectra(wave: Tensor, window: int) -> Tensor:
 
 
 def mel_of(magnitudes: Tensor, window: int) -> Tensor:
-    return (slaney_filters(24_000, window, 80, 12_000.0) @ magnitudes).clamp(min=1e-5).log()
+    return (slaney_filters(24_000, window, 80) @ magnitudes).clamp(min=1e-5).log()
 
 
 def wave_losses(made: Tensor, wanted: Tensor) -> dict[str, Tensor]:
@@ -164,21 +136,23 @@ def wave_losses(made: Tensor, wanted: Tensor) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=3000, rate=5e-4, rows=4).parse_args()
+    given = arguments(__doc__, steps=6000, rate=5e-4, rows=4).parse_args()
     torch.manual_seed(given.seed)
     module, speech = Vocoder(), Speech(given.data)
 
     def loss(rng: random.Random, step: int) -> dict[str, Tensor]:
-        places = list(crops(speech.utterances, given.rows, CROP_TOKENS, rng))
+        places = list(crops(speech.utterances, given.rows, CROP_TOKENS + 2 * EDGE_TOKENS, rng))
 
         def part(name: str) -> Tensor:
             return torch.from_numpy(np.stack([speech.part(name, *place).astype(np.float32) for place in places]))
 
-        mel, pitch, wave = part("mel").transpose(1, 2).contiguous(), part("pitch"), part("wave") / 32768
-        guessed = module.pitch(F.pad(mel, (0, 3)))
+        edge = 2 * EDGE_TOKENS
+        wave = part("wave") / 32768
+        mel = mel_24k(wave)[:, :, edge:-edge].contiguous()
+        pitch, wave = part("pitch")[:, edge:-edge], wave[:, edge * HOP_SAMPLES : -edge * HOP_SAMPLES]
         parts = wave_losses(module(mel, pitch), wave)
-        # A predictor without what comes after the crop cannot know its last frames.
-        parts["pitch"] = F.l1_loss(guessed[:, 8:-3], pitch[:, 8:-3]) / HERTZ
+        # What lies outside of the crop, the predictor sees nothing of.
+        parts["pitch"] = F.l1_loss(module.net.pitch(mel)[:, 5:-5], pitch[:, 5:-5]) / HERTZ
         return parts
 
     average = train("vocoder", module, given, loss, betas=(0.8, 0.98))
