@@ -2,7 +2,7 @@
 
 The network is the pack's own, but for its activation, which here computes its gradient. The excitation comes from
 the pitch of the data; the pitch predictor learns that beside it. There is no discriminator: it is the excitation
-that has the harmonics. CosyVoice3's, whose sines stand still within a mel frame, has none, and was no start.
+that has the harmonics. CosyVoice3's, whose sines stand still within a mel frame, has none.
 """
 from __future__ import annotations
 
