@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .needed import needed
+
 CHUNK_BYTES = 2**20         # between two reports, at most
 TRICKLE_BYTES = 2**14       # the same where huggingface_hub waits until so much is there, as it does before 1.0
 HIDDEN = ".downloads"       # beside the file to come, so that moving it there is one step within one disk
@@ -129,7 +131,8 @@ def _look_up(published: Published, endpoint: str | None) -> _Remote:
 @contextmanager
 def alone(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Let one process at a time in. A lock goes with the process that holds it, however that ends."""
-    from filelock import FileLock, Timeout
+    with needed("filelock", "a file that several processes may write"):
+        from filelock import FileLock, Timeout
 
     lock = FileLock(path)
     while not lock.is_locked:

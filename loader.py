@@ -317,13 +317,24 @@ def load_demo(title: str, precision: str = "auto", device: str = "auto") -> Spee
         if not (folder / file).is_file():
             unfinished = folder / f"{file}.{os.getpid()}.{threading.get_ident()}.part"
             save_file(make(), unfinished)
-            unfinished.replace(folder / file)
+            _put(unfinished, folder / file)
     logger.warning("Demo weights are random: what they say is noise, of the right length.")
     opened = demo.open(folder)
     model = SpeechModel(opened, precision, _device(device))
     for part in opened.parts:       # another server that starts empties the folder
         model._patcher(part)
     return model
+
+
+def _put(finished: Path, path: Path) -> None:
+    """Move a file there, unless another was faster: the one that somebody has opened by now stays."""
+    try:
+        os.link(finished, path)
+    except FileExistsError:
+        pass
+    except OSError:                     # a file system without links
+        finished.replace(path)
+    finished.unlink(missing_ok=True)
 
 
 def _dtype(opened: Opened, precision: str) -> torch.dtype | None:

@@ -9,7 +9,7 @@ from kit.reports import RATE_HZ, clip_of, noise, piece, speech, spoken, tokens_o
 from speechwright.audio import Clip, join_row
 from speechwright.report import pipeline
 from speechwright.report.timeline import timeline
-from speechwright.wires import FISH_44K, S3_V2, S3_V3, Made, Piece, SpeechTokens
+from speechwright.wires import S3_V2, S3_V3, Made, SpeechTokens
 
 
 def said(tokens: SpeechTokens | None, clip: Clip | None = None) -> str:

@@ -25,7 +25,7 @@ NEEDED = {
                    "Report"},
     "transformers": {"Transcribe"}, "tokenizers": {"LoadModel of CosyVoice3", "Transcribe"},
     "scipy": {"S3Tokenize of an odd rate"}, "av": {"SaveVoice", "VoiceLibrary"},
-    "huggingface_hub": {"LoadModel with download"}, "filelock": set(),
+    "huggingface_hub": {"LoadModel with download"}, "filelock": {"SaveVoice"},
 }
 # What other packs need, and ComfyUI for pictures: all of them are missing at once.
 NOT_OURS = ("torchvision", "torchcodec", "soundfile", "librosa", "onnx", "onnxruntime", "einops", "kornia", "spandrel")
