@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -164,7 +163,7 @@ def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
         return comfy.get("/probe/memory")["peak"] - before - found
 
     kinds = {"short": (SENTENCES[1], 1), "long": (LONG, 1), "scene": ("\n".join(SCENE), 3)}
-    rises = [{name: rise(*asked, seed) for name, asked in kinds.items()} for seed in (1, 2, 3)]
+    rises = [{name: rise(*asked, seed) for name, asked in kinds.items()} for seed in (1, 2)]
     # torch keeps how it computes each length of its own accord, so the first run of each is left out.
-    short, long, scene = (statistics.median(found[name] for found in rises[1:]) for name in kinds)
+    short, long, scene = (rises[1][name] for name in kinds)
     assert max(long, scene) <= 1.2 * short + NOISE_BYTES, rises
