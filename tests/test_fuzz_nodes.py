@@ -20,7 +20,7 @@ from speechwright.workflows.runner.client import Client
 KINDS = ("BlockDiffusionSampler", "EncodePrompt", "FishDecode", "FishEncode", "LoadModel", "RASSampler", "Report",
          "S3Token2Wav", "S3Tokenize", "SaveVoice", "Transcribe", "Voice", "VoiceLibrary")
 EXAMPLES = 40               # for each node, unless
-SHARE_S = 5.0               # are over before, and
+SHARE_S = 3.0               # are over before, and
 LEAST = 5                   # have been tried
 
 
