@@ -17,6 +17,8 @@ from hypothesis import settings
 
 CHECKOUT = Path(__file__).parents[1]
 THREADS = 1         # tiny networks lose more by waiting for a second thread than they gain
+LONGEST = ("test_long_queue.py", "test_fuzz_nodes.py", "test_memory.py", "test_workflows.py", "test_two_servers.py",
+           "test_queue.py")
 
 # A request to terminate takes the way of Ctrl-C: fixtures end what they started.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -72,6 +74,11 @@ if ROOT := comfyui_root():
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-minutes", type=float, default=0.0, help="how long test_fuzz_nodes.py draws graphs by hand")
     parser.addoption("--fuzz-seed", type=int, default=0, help="of the graphs that it draws then")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take minutes first: the last to start, one of two processes would wait for the other."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_report_header() -> str:

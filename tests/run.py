@@ -22,8 +22,8 @@ from kit import speech  # noqa: E402
 
 # exec, eval and several statements a line: what the Comfy Registry looks for, whatever pyproject.toml says.
 REGISTRY_RULES = "S102,S307,E702"
-# All tests: in two processes, each with a server of its own, where files stay whole.
-WHOLE = ("-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile")
+# All tests: in two processes, each with a server of its own, where files stay whole and keep the order of conftest.py.
+WHOLE = ("-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:

@@ -26,22 +26,28 @@ SCENE = [f"{NAMES[turn % 3]}: {SENTENCES[turn % 5][:30].rstrip(' ,')}." for turn
 
 NOISE_BYTES = 8 * 2**20        # what the allocator keeps for itself; a second copy of the sound would be 24 MB or more
 EVEN = 4.0                      # tokens for each text id
+WARM = 2                        # runs of each kind; torch keeps how it computes each length of its own accord
 MODEL, PROMPT, SAMPLER, DECODER, SOUND, REPORT = "1", "2", "3", "4", "5", "6"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family, its sampler and its decoder; seconds of a character, at least and at most."""
+    """A family, its sampler and its decoder; what keeps random weights, whose end is chance, from long pieces, and
+    what makes all pieces alike; seconds of a character, at least and at most."""
     demo: str
     sampler: str
     decoder: str
     takes_seed: bool
+    brief: dict
+    even: dict
     pace_s: tuple[float, float]
 
 
 KINDS = {
-    "ogg": Kind("OGG TTS", "BlockDiffusionSampler", "FishDecode", False, (0.03, 0.3)),
-    "cosyvoice3": Kind("CosyVoice3", "RASSampler", "S3Token2Wav", True, (0.05, 0.8)),
+    "ogg": Kind("OGG TTS", "BlockDiffusionSampler", "FishDecode", False, {"max_seconds": 6.0}, {"max_seconds": 14.0},
+                (0.01, 0.1)),
+    "cosyvoice3": Kind("CosyVoice3", "RASSampler", "S3Token2Wav", True, {"max_ratio": 3.0},
+                       {"min_ratio": EVEN, "max_ratio": EVEN}, (0.02, 0.15)),
 }
 every_family = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -56,7 +62,7 @@ def graph(kind: Kind, text: str, seed: int, voices: int = 1, sink: str = "SaveAu
         PROMPT: node("SpeechwrightEncodePrompt", model=[MODEL, 0], text=text,
                      **{f"voices.voice{index}": [f"2{index}", 0] for index in range(voices)}),
         SAMPLER: node(f"Speechwright{kind.sampler}", model=[MODEL, 0], prompt=[PROMPT, 0], seed=seed,
-                      **({"steps": 2, "cfg": 0.0, "mtp_rounds": 1} if kind.demo == "OGG TTS" else {})),
+                      **({"steps": 2, "cfg": 0.0, "mtp_rounds": 1} if kind.demo == "OGG TTS" else {}), **kind.brief),
         DECODER: node(f"Speechwright{kind.decoder}", model=[MODEL, 0], tokens=[SAMPLER, 0],
                       **({"seed": seed, "steps": 2} if kind.takes_seed else {}), **decoder),
         SOUND: node("SaveAudio", audio=[DECODER, 0], filename_prefix="audio/long") if sink == "SaveAudio"
@@ -119,7 +125,7 @@ def test_long_speech(comfy: Comfy, kind: Kind, text: str, voices: int):
     for busy in (SAMPLER, DECODER):
         steps = [(data["value"], data["max"]) for data in first.of("progress") if data["node"] == busy]
         # Rows of a batch share a step, and ComfyUI leaves out what comes too fast.
-        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] and len(steps) > 10
+        assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] and len(steps) > 5
 
     other = comfy.queue(graph(kind, text, 1, voices, joint_fade=5.0))
     assert other.completed and set(given) - other.cached == {DECODER, SOUND}
@@ -144,26 +150,23 @@ def settled(comfy: Comfy) -> int:
     return held[-1]
 
 
-@every_family
-def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind):
+@pytest.mark.parametrize("kind, text, voices", [
+    (KINDS["ogg"], LONG, 1), (KINDS["cosyvoice3"], "\n".join(SCENE), 3)], ids=["ogg", "cosyvoice3"])
+def test_memory_of_a_long_run_is_that_of_a_short_one(comfy: Comfy, kind: Kind, text: str, voices: int):
     """A list of all waves, their concatenation and the batch once took three times the sound; masks of 16 prompts
-    that were read at once, a hundred megabytes. Pieces of a text are as long as one alone: with random weights, whose
-    end is chance, by limits that leave none."""
-    even = {"min_ratio": EVEN, "max_ratio": EVEN} if kind.takes_seed else {}
+    that were read at once, a hundred megabytes."""
 
     def rise(text: str, voices: int, seed: int) -> int:
         comfy.queue(NOTHING)                # the sound of the run before goes only with the next one
         comfy.free(free_memory=True)
         before = settled(comfy)
         given = graph(kind, text, seed, voices, sink="ProbeAudio")
-        given[SAMPLER]["inputs"].update(even)
+        given[SAMPLER]["inputs"].update(kind.even)
         run = comfy.queue(given)
         assert run.completed, run.history["status"]
         found, = run.history["outputs"][SOUND]["bytes"]
         return comfy.get("/probe/memory")["peak"] - before - found
 
-    kinds = {"short": (SENTENCES[1], 1), "long": (LONG, 1), "scene": ("\n".join(SCENE), 3)}
-    rises = [{name: rise(*asked, seed) for name, asked in kinds.items()} for seed in (1, 2)]
-    # torch keeps how it computes each length of its own accord, so the first run of each is left out.
-    short, long, scene = (rises[1][name] for name in kinds)
-    assert max(long, scene) <= 1.2 * short + NOISE_BYTES, rises
+    rises = [(rise(SENTENCES[1], 1, seed), rise(text, voices, seed)) for seed in range(WARM)]
+    short, long = rises[-1]
+    assert long <= 1.2 * short + NOISE_BYTES, rises

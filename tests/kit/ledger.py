@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kit.checkout import CHECKOUT
+from kit.checkout import CHECKOUT, shipped
 
 COARSE = (torch.bfloat16, torch.float16)
 CASTS = ("to", "type_as", "_to_copy", "copy_")
@@ -48,12 +49,17 @@ def _tensors(value: object) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
+@cache
+def _names() -> dict[str, str]:
+    """Of our files by where they are: an environment, too, may lie in the checkout."""
+    return {str(CHECKOUT / name): name for name in shipped() if name.endswith(".py")}
+
+
 def _place() -> str:
     """The innermost function of ours that is at work, or of a test's where none is."""
     frame = sys._getframe(2)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if path.startswith(str(CHECKOUT)) and "/tests/" not in path[len(str(CHECKOUT)):].replace("\\", "/"):
-            return f"{path[len(str(CHECKOUT)) + 1:]}: {frame.f_code.co_name}".replace("\\", "/")
+        if name := _names().get(frame.f_code.co_filename):
+            return f"{name}: {frame.f_code.co_name}"
         frame = frame.f_back
     return "tests"
