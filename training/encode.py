@@ -1,7 +1,7 @@
 """Every utterance of the data as the trained speech tokenizer hears it, and the text ids of what it says.
 
 The text tokenizer is byte-level BPE of few merges, learned here: a text has then as many ids as the limits of the
-sampler expect, two to twenty speech tokens for each. Its control id follows its entries.
+sampler expect, two to twenty speech tokens for each.
 """
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from safetensors.torch import load_file
 from speech import Speech
 
 from speechwright.assembly import fill, shapes_of
-from speechwright.cosyvoice3.prompt import SYSTEM
 from speechwright.cosyvoice3.tokenizer import PRE_SPLIT, TextTokenizer
 from speechwright.s3gen.config import TokenizerConfig
 from speechwright.s3gen.tokenizer import S3Tokenizer
 
 BYTES, MERGES = 256, 511
-END_OF_PROMPT = BYTES + MERGES              # the id behind all entries
-TEXT_ROWS = END_OF_PROMPT + 1
+TEXT_ROWS = BYTES + MERGES
+VERSION = 2                                 # of CosyVoice
 
 
 def speech_tokenizer(path: Path) -> S3Tokenizer:
@@ -33,7 +32,7 @@ def speech_tokenizer(path: Path) -> S3Tokenizer:
 
 
 def learned(texts: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of these texts; the system sentence counts as often as a text has it."""
+    """Vocabulary and merges of these texts."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
     from tokenizers.models import BPE
     bpe = Tokenizer(BPE())
@@ -41,12 +40,12 @@ def learned(texts: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
         pre_tokenizers.Split(Regex(PRE_SPLIT), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator([*texts, *[SYSTEM] * (len(texts) // 8)], trainers.BpeTrainer(
-        vocab_size=BYTES + MERGES, initial_alphabet=alphabet, show_progress=False))
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=TEXT_ROWS, initial_alphabet=alphabet, show_progress=False))
     merges = [tuple(pair) for pair in json.loads(bpe.to_str())["model"]["merges"]]
     vocabulary = {entry: number for number, entry in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
-    if len(vocabulary) != BYTES + MERGES:
-        raise ValueError(f"{len(vocabulary)} entries of {BYTES + MERGES}: two merges make the same, or texts are few.")
+    if len(vocabulary) != TEXT_ROWS:
+        raise ValueError(f"{len(vocabulary)} entries of {TEXT_ROWS}: two merges make the same, or texts are few.")
     return vocabulary, merges
 
 
@@ -54,7 +53,7 @@ def text_tokenizer(folder: Path) -> TextTokenizer:
     """That of ``learned``, from the two files that were written of it."""
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     merges = [tuple(line.split(" ")) for line in (folder / "merges.txt").read_text(encoding="utf-8").splitlines()]
-    return TextTokenizer(vocabulary, merges, 3)
+    return TextTokenizer(vocabulary, merges, VERSION)
 
 
 def write_text_tokenizer(folder: Path, texts: list[str]) -> None:
@@ -72,7 +71,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     speech = Speech(given.data)
-    tokenizer = speech_tokenizer(given.folder / "speech_tokenizer_v3.safetensors")
+    tokenizer = speech_tokenizer(given.folder / "speech_tokenizer_v2.safetensors")
     if not (given.folder / "vocab.json").is_file():
         write_text_tokenizer(given.folder, [one.text for one in speech.utterances])
     texts = text_tokenizer(given.folder)

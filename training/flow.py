@@ -1,8 +1,9 @@
-"""Trains the demo voice's flow: the pack's diffusion transformer, small, from noise to the mel under the tokens.
+"""Trains the demo voice's flow, the small one of S3Gen and CosyVoice2, from noise to the mel under the tokens.
 
-Embeddings and lookahead come from the tokenizer's training and learn on. The speaker's layer is zero, since there
-is one voice. As published: half of the rows are given the beginning of their mel, and a fifth nothing at all.
-The forward pass is the pack's layers in another order, for it computes in place and at one time for all rows.
+Token embeddings begin with those of the tokenizer's training and learn on. What the encoder reads in the tokens is
+held to the mel, too, as Grad-TTS does (Popov et al. 2021, https://arxiv.org/abs/2105.06337): the estimator then has
+less to find out by itself. The speaker's layer is zero, since there is one voice. As published: half of the rows are
+given the beginning of their mel, and a fifth nothing at all.
 """
 from __future__ import annotations
 
@@ -15,95 +16,52 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from speech import Speech
-from tokenizer import LOOKAHEAD_WIDTH, MEL_MEAN
+from tokenizer import MEL_DEVIATION, MEL_MEAN, normalised
 from torch import Tensor, nn
 from trainer import arguments, crops, train
 
-from speechwright.cosyvoice3.config import HEAD_WIDTH, FlowConfig
-from speechwright.cosyvoice3.dit import NORM_EPSILON, DiT, rotation
-from speechwright.cosyvoice3.flow import MelFlow
-from speechwright.cosyvoice3.flow_weights import INPUT
+from speechwright.s3gen import flow as networks
+from speechwright.s3gen.config import EncoderConfig, EstimatorConfig, S3GenConfig
+from speechwright.s3gen.model import S3Token2Wav
+from speechwright.s3gen.weights import published_shapes
 
-CONFIG = FlowConfig(lookahead_width=LOOKAHEAD_WIDTH, width=128, layers=4, heads=2, hidden=384, time_channels=128)
+CONFIG = S3GenConfig(
+    encoder=EncoderConfig(width=96, heads=2, hidden=256, layers=2, up_layers=1),
+    estimator=EstimatorConfig(width=96, heads=1, hidden=256, time_width=128, mid_blocks=2, transformers=1))
 LENGTHS = (48, 96, 192)
 GIVEN, MOST_GIVEN, WITHOUT = 0.5, 0.3, 0.2      # rows with a beginning, how long it is, rows without a condition
 
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, F, D) with the channels of head 0 turned"""
-    head, others = x[..., :HEAD_WIDTH], x[..., HEAD_WIDTH:]
-    swapped = head.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.cat((head * cos + swapped * sin, others), dim=-1)
+networks.mish = F.mish                          # the pack's own computes in place, which has no gradient
 
 
-def position(net: nn.Module, x: Tensor) -> Tensor:
-    """(B, F, D) -> (B, F, D)"""
-    line = x.transpose(1, 2)
-    for conv in (net.conv1[0], net.conv2[0]):
-        line = F.mish(F.conv1d(F.pad(line, (conv.kernel_size[1] - 1, 0)), conv.weight[:, :, 0], conv.bias,
-                               groups=conv.groups))
-    return line.transpose(1, 2)
-
-
-def velocity(net: DiT, x: Tensor, given: Tensor, t: Tensor) -> Tensor:
-    """(B, F, M), prompt, mu and speaker (B, F, 3 M), times (B,) -> (B, F, M)"""
-    time = F.silu(net.time_embed(t))
-    x = net.input_embed.noisy(x) + net.input_embed.known(given)
-    x = x + position(net.input_embed.conv_pos_embed, x)
-    turn = rotation(x.shape[1], x.device)
-
-    def normed(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON) * scale[:, None] + shift[:, None]
-
-    for block in net.transformer_blocks:
-        shift, scale, gate, ff_shift, ff_scale, ff_gate = block.attn_norm(time).unbind(1)
-        q, k, v = block.attn.to_qkv(normed(x, scale, shift)).chunk(3, dim=-1)
-        q, k = turned(q, *turn), turned(k, *turn)
-        q, k, v = (part.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for part in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + gate[:, None] * block.attn.to_out[0](mixed)
-        x = x + ff_gate[:, None] * block.ff(normed(x, ff_scale, ff_shift))
-    scale, shift = net.norm_out(time).unbind(1)
-    return net.proj_out(normed(x, scale, shift))
-
-
-def fresh(front: dict[str, Tensor]) -> MelFlow:
-    """A flow that begins with what the tokenizer's training left, and with the mean mel."""
-    flow = MelFlow(CONFIG)
-    net = flow.decoder["estimator"]
+def fresh(table: Tensor) -> networks.Flow:
+    """A flow that begins with the mean mel, and with a table (V, 80) of embeddings."""
+    flow = networks.Flow(CONFIG)
     with torch.no_grad():
-        flow.input_embedding.weight.copy_(front["table"])
-        for name, parameter in flow.pre_lookahead_layer.named_parameters():
-            parameter.copy_(front[f"lookahead.{name}"])
-        for layer in (*(block.attn_norm for block in net.transformer_blocks), net.norm_out):
-            layer.linear.weight.zero_()
-            layer.linear.bias.zero_()
-        net.proj_out.weight.zero_()
-        net.proj_out.bias.fill_(MEL_MEAN)
+        turn = nn.init.orthogonal_(torch.empty(table.shape[1], CONFIG.encoder.width))
+        flow.input_embedding.weight.copy_(table @ turn)
+        for name, parameter in flow.named_parameters():
+            if "pos_bias" in name:
+                parameter.zero_()
+        final = flow.decoder["estimator"].final_proj
+        final.weight.zero_()
+        final.bias.fill_(MEL_MEAN)
         for parameter in flow.spk_embed_affine_layer.parameters():
             parameter.requires_grad_(False).zero_()
     return flow
 
 
 def published(average: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The averaged weights by the published names, in float16."""
-    state = {}
-    for name, tensor in average.items():
-        if ".to_qkv." in name:
-            state.update((name.replace("to_qkv", f"to_{letter}"), part) for letter, part in zip("qkv", tensor.chunk(3)))
-        elif name == f"{INPUT}known.weight":
-            state[f"{INPUT}proj.weight"] = torch.cat((average[f"{INPUT}noisy.weight"], tensor), dim=1)
-        elif name == f"{INPUT}known.bias":
-            state[f"{INPUT}proj.bias"] = tensor
-        elif name != f"{INPUT}noisy.weight":
-            state[name] = tensor[:, :, 0] if tensor.ndim == 4 else tensor
-    return {name: tensor.half().contiguous() for name, tensor in state.items()}
+    """The averaged weights by the published names of a file of the flow alone, in float16."""
+    shapes = published_shapes(S3Token2Wav(False, CONFIG, device="meta"))
+    return {name: tensor.reshape(shapes[f"flow.{name}"]).half().contiguous() for name, tensor in average.items()}
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=2500, rate=1e-3, rows=8).parse_args()
+    given = arguments(__doc__, steps=3000, rate=1e-3, rows=8).parse_args()
     torch.manual_seed(given.seed)
-    speech, flow = Speech(given.data), fresh(load_file(given.folder / "front.safetensors"))
+    speech, flow = Speech(given.data), fresh(load_file(given.folder / "front.safetensors")["table"])
+    estimator = flow.decoder["estimator"]
     tokens = np.memmap(given.data / "tokens.bin", np.int16, "r")
     heard = [one for one in speech.utterances if one.start + one.tokens <= len(tokens)]
 
@@ -120,11 +78,12 @@ def main() -> None:
         t = 1 - torch.cos(torch.rand(rows) * (math.pi / 2))
         noise = torch.randn_like(mel)
         x = torch.lerp(noise, mel, t[:, None, None])
-        condition = torch.cat((prompt, mu, torch.zeros_like(mu)), dim=-1)
+        condition = torch.cat((mu, torch.zeros_like(mu), prompt), dim=-1)
         condition = condition * (torch.rand(rows, 1, 1) >= WITHOUT)
-        found = velocity(flow.decoder["estimator"], x, condition, t)
+        found = estimator(torch.cat((x, condition), dim=-1), estimator.embed_time(t))
         asked = (torch.arange(frames) >= known[:, None])[..., None]
-        return {"velocity": ((found - (mel - noise)).square() * asked).sum() / asked.sum() / CONFIG.mels}
+        return {"velocity": ((found - (mel - noise)).square() * asked).sum() / asked.sum() / CONFIG.estimator.mels,
+                "mu": MEL_DEVIATION * F.l1_loss(mu, normalised(mel))}
 
     average = train("flow", flow, given, loss)
     pack.write(published(average), given.folder / "flow.safetensors")

@@ -26,9 +26,7 @@ from tokenizer import MEL_DEVIATION, MEL_MEAN, Model
 from torch import Tensor
 
 from kit import ear
-from speechwright.cosyvoice3 import flow_weights
-from speechwright.cosyvoice3.flow import mels, start_noise
-from speechwright.s3gen import cosyvoice2
+from speechwright.s3gen import cosyvoice2, generate, sampling
 from speechwright.s3gen.features import log_mel_16k, mel_24k
 
 EDGE = 4800                     # silent samples on either side of what the ear hears
@@ -47,23 +45,23 @@ def vocoded(sound: Sound) -> list[Tensor]:
     return [sound(mel_24k(clip[None])) for clip in ear.clips()]
 
 
-def no_voice(config) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, config.mels), torch.zeros(config.speaker)
-
-
 def from_tokens(
     folder: Path, sound: Sound, steps: int, guidance: float, rows: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """rows: tokens of what is to be said; those of the clips where it is None"""
-    flow = flow_weights.build(load_file(folder / "flow.safetensors"))
+    """rows: tokens of what is to be said, by no voice; those of the clips where it is None"""
+    net = cosyvoice2.build(flow=load_file(folder / "flow.safetensors"))
+    estimator, sizes = net.flow.decoder["estimator"], net.config
+    nobody = (torch.zeros(0, dtype=torch.int64), torch.zeros(0, sizes.estimator.mels),
+              torch.ones(sizes.speaker.embedding))
     if rows is None:
-        tokenizer = speech_tokenizer(folder / "speech_tokenizer_v3.safetensors")
+        tokenizer = speech_tokenizer(folder / "speech_tokenizer_v2.safetensors")
         rows = [tokenizer.encode(torchaudio.functional.resample(clip, 24_000, 16_000)) for clip in ear.clips()]
-    waves, schedule = [], flow.schedule(steps)
+    waves, schedule = [], generate.schedule(estimator, steps, torch.device("cpu"))
     for ids in rows:
-        noise = start_noise(flow.config.mels, 2 * len(ids), 1)
-        mel, = mels(flow, [ids], [no_voice(flow.config)], [noise], schedule=schedule, guidance=guidance)
-        waves.append(sound(mel[None]))
+        noise = sampling.flow_noise(sizes.estimator.mels, 2 * len(ids), sampling.flow_rng(1))
+        condition = net.flow.lay_out([torch.as_tensor(ids)], [nobody], True, torch.device("cpu"))
+        mel, = generate.mels(estimator, condition, [noise], schedule, guidance)
+        waves.append(sound(mel.T[None]))
     return waves
 
 
@@ -81,14 +79,13 @@ def regressed(folder: Path, sound: Sound) -> list[Tensor]:
 
 def spoken(folder: Path, seed: int) -> list[Tensor]:
     """Speech tokens of the 20 sentences, as the language model draws them without an example."""
-    from encode import END_OF_PROMPT, text_tokenizer
+    from encode import text_tokenizer
 
     from speechwright.cosyvoice3 import weights
     from speechwright.cosyvoice3.generate import decode
-    from speechwright.cosyvoice3.prompt import SYSTEM, Prompt
+    from speechwright.cosyvoice3.prompt import Prompt
     lm, texts = weights.build(load_file(folder / "llm.safetensors")), text_tokenizer(folder)
-    frame = (*texts.encode(SYSTEM), END_OF_PROMPT)
-    prompts = [Prompt((), (*frame, *texts.encode(sentence)), ()) for sentence in ear.SENTENCES]
+    prompts = [Prompt((), tuple(texts.encode(sentence)), ()) for sentence in ear.SENTENCES]
     return [take.ids for take in decode(lm, prompts, [seed + index for index in range(len(prompts))])]
 
 
@@ -138,7 +135,7 @@ def main() -> None:
         "tokens": lambda: from_tokens(folder, sound, given.steps, given.guidance),
         "text": lambda: from_tokens(folder, sound, given.steps, given.guidance, spoken(folder, given.seed)),
     }
-    needed = {"originals": (), "vocoder": (), "regression": ("front",), "tokens": ("flow", "speech_tokenizer_v3"),
+    needed = {"originals": (), "vocoder": (), "regression": ("front",), "tokens": ("flow", "speech_tokenizer_v2"),
               "text": ("flow", "llm")}
     for name in given.part or makers:
         files = needed[name] if given.without_vocoder or name == "originals" else (*needed[name], "hift")

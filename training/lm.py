@@ -2,8 +2,9 @@
 
 Tables of speech tokens, in and out, are sums over a token's digits and a part of its own, so that what is learned
 of one token serves its neighbours; they are baked into plain tables in the end. A row is one utterance, or two in
-the order of a prompt and what goes on from it: both texts, then both speeches. The forward pass is the pack's
-without its cache.
+the order of a prompt and what goes on from it: both texts, then both speeches. The design is CosyVoice2's, whose
+table of text ends where the tokenizer does; CosyVoice3 has a control id in row 151 646 of its. The forward pass is the
+pack's without its cache.
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 import pack
 import torch
 import torch.nn.functional as F
-from encode import END_OF_PROMPT, TEXT_ROWS, text_tokenizer
+from encode import TEXT_ROWS, text_tokenizer
 from speech import Speech, Utterance
 from tokenizer import digits_of
 from torch import Tensor, nn
@@ -21,12 +22,12 @@ from trainer import arguments, train
 
 from speechwright.cosyvoice3.config import TEXT_TABLE, LMConfig
 from speechwright.cosyvoice3.lm import SpeechLM
-from speechwright.cosyvoice3.prompt import SYSTEM
 from speechwright.cosyvoice3.weights import own_shapes
 from speechwright.qwen import rotate, rotation
 
-CONFIG = LMConfig(version=3, width=128, layers=6, heads=4, kv_heads=2, hidden=288, text_rows=TEXT_ROWS)
+CONFIG = LMConfig(version=2, width=128, layers=6, heads=4, kv_heads=2, hidden=288, text_rows=TEXT_ROWS)
 IDS = CONFIG.ids
+START, TASK = IDS.rows, IDS.rows + 1    # rows of the table of control, behind that of speech
 COLUMNS = 2600                  # of a batch, padding included
 PAIRED = 0.3                    # rows that are a prompt and what goes on from it
 LONGEST = 700                   # columns of a row
@@ -69,14 +70,16 @@ class Model(nn.Module):
                 nn.init.zeros_(parameter)
         self.text = nn.Parameter(0.5 * torch.randn(CONFIG.text_rows, CONFIG.width))
         self.table, self.head = Digits(IDS.rows, CONFIG.width), Digits(IDS.rows, CONFIG.width)
+        self.control = nn.Parameter(0.5 * torch.randn(2, CONFIG.width))
+        self.bias = nn.Parameter(torch.zeros(IDS.rows))
         with torch.no_grad():
             for part in (self.head.digits, self.head.pairs, self.head.own):
                 part *= 0.1
-        self.net.speech_embedding = self.net.llm_decoder = None
+        self.net.speech_embedding = self.net.llm_embedding = self.net.llm_decoder = None
 
     def forward(self, ids: Tensor, spoken: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 (B, L), bool (B, L) true where an id is of the speech table -> states (B, L, D), head (rows, D)"""
-        table = torch.cat((self.text, self.table()))
+        """int64 (B, L), bool (B, L) false where an id is of the text -> states (B, L, D), head (rows, D)"""
+        table = torch.cat((self.text, self.table(), self.control))
         x = F.embedding(ids + spoken * len(self.text), table)
         decoder = self.net.decoder
         turn = rotation(torch.arange(ids.shape[1]).expand(1, -1), CONFIG)
@@ -96,7 +99,9 @@ def published(module: Model) -> dict[str, Tensor]:
     """The weights by the published names, in float16."""
     state = {name: tensor for name, tensor in module.state_dict().items() if name.startswith("net.")}
     state = {name.removeprefix("net."): tensor for name, tensor in state.items()}
-    state |= {TEXT_TABLE: module.text, "speech_embedding.weight": module.table(), "llm_decoder.weight": module.head()}
+    state |= {TEXT_TABLE: module.text, "speech_embedding.weight": module.table(),
+              "llm_embedding.weight": module.control,
+              "llm_decoder.weight": module.head(), "llm_decoder.bias": module.bias}
     names = own_shapes(SpeechLM(CONFIG, device="meta"))
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == names
     return {name: tensor.detach().half().contiguous() for name, tensor in state.items()}
@@ -109,13 +114,12 @@ class Rows:
         self.tokens = tokens
         self.heard = [one for one in speech.utterances if one.start + one.tokens <= len(tokens)]
         self.texts = {one.start: encode(one.text) for one in self.heard}
-        self.frame = [*encode(SYSTEM), END_OF_PROMPT]
 
     def row(self, said: list[Utterance]) -> tuple[list[int], int]:
         """Ids, and how many there are before the first speech token."""
         text = [number for one in said for number in self.texts[one.start]]
         speech = [number for one in said for number in self.tokens[one.start : one.start + one.tokens].tolist()]
-        front = [IDS.sos, *self.frame, *text, IDS.task]
+        front = [START, *text, TASK]
         return [*front, *speech, IDS.eos], len(front)
 
     def batch(self, rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,7 +155,7 @@ def main() -> None:
         ids, spoken, follows = rows.batch(rng)
         states, head = module(ids, spoken)
         asked = follows != IGNORED
-        scores, wanted = F.linear(states[asked], head), follows[asked]
+        scores, wanted = F.linear(states[asked], head, module.bias), follows[asked]
         with torch.no_grad():
             right = (scores.argmax(-1) == wanted).float().mean()
         return {"nats": F.cross_entropy(scores, wanted), "_right": right, "_rows": torch.tensor(float(len(ids)))}

@@ -133,7 +133,7 @@ def main() -> None:
         table = module.table(digits_of(torch.arange(3**CONFIG.digits)))
     state = {name.removeprefix("tokenizer."): tensor.half().contiguous() for name, tensor in average.items()
              if name.startswith("tokenizer.")}
-    pack.write(state, given.folder / "speech_tokenizer_v3.safetensors")
+    pack.write(state, given.folder / "speech_tokenizer_v2.safetensors")
     front = {"table": table, **{name: tensor for name, tensor in average.items() if name.startswith("lookahead.")}}
     pack.write({name: tensor.contiguous() for name, tensor in front.items()}, given.folder / "front.safetensors")
 
