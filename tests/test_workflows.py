@@ -16,6 +16,7 @@ import pytest
 
 from kit.checkout import CHECKOUT
 from kit.server import Comfy, Run
+from kit.short import short
 from speechwright.workflows.runner.client import Refused
 from speechwright.workflows.runner.server import free_port
 
@@ -129,7 +130,7 @@ def test_writes_its_file_and_shows_its_steps(comfy: Comfy, name: str):
 
 @every_workflow
 def test_a_second_run_does_nothing_again(comfy: Comfy, name: str):
-    graph = graph_of(name, seed=3)
+    graph = short(name, 3)
     comfy.queue(graph)
     again = comfy.queue(graph)
     assert again.completed and again.cached == set(graph)
@@ -137,10 +138,10 @@ def test_a_second_run_does_nothing_again(comfy: Comfy, name: str):
 
 @every_workflow
 def test_a_seed_decides_every_sample(comfy: Comfy, name: str):
-    first = sound_of(comfy, comfy.queue(graph_of(name, seed=1)))
-    other = sound_of(comfy, comfy.queue(graph_of(name, seed=2)))
+    first = sound_of(comfy, comfy.queue(short(name, 1)))
+    other = sound_of(comfy, comfy.queue(short(name, 2)))
     comfy.free(free_memory=True)
-    run = comfy.queue(graph_of(name, seed=1))
+    run = comfy.queue(short(name, 1))
     assert not run.cached
     assert np.array_equal(sound_of(comfy, run).samples, first.samples)
     assert not np.array_equal(other.samples, first.samples)
@@ -149,7 +150,7 @@ def test_a_seed_decides_every_sample(comfy: Comfy, name: str):
 @every_workflow
 def test_an_interrupted_run_leaves_nothing_behind(comfy: Comfy, name: str):
     """Cancel stops within one step, and the same graph then gives what it gave before."""
-    graph = graph_of(name, seed=4)
+    graph = short(name, 4)
     before = sound_of(comfy, comfy.queue(graph))
     comfy.free(free_memory=True)
     comfy.hold()
@@ -165,7 +166,7 @@ def test_an_interrupted_run_leaves_nothing_behind(comfy: Comfy, name: str):
 def test_free_empties_memory(comfy: Comfy, name: str, what: str, results_stay: bool):
     """The buttons in ComfyUI's menu did nothing for packs that hold their weights in a table of their own."""
     comfy.free(free_memory=True)
-    graph = graph_of(name, seed=5)
+    graph = short(name, 5)
     first = sound_of(comfy, comfy.queue(graph))
     assert comfy.models()
     comfy.free(**{what: True})
@@ -173,7 +174,7 @@ def test_free_empties_memory(comfy: Comfy, name: str, what: str, results_stay: b
     again = comfy.queue(graph)
     assert again.cached == (set(graph) if results_stay else set())
     # With results kept, a new seed shows that the model comes back from where it was put.
-    comfy.queue(graph_of(name, seed=6))
+    comfy.queue(short(name, 6))
     assert comfy.models()
     assert np.array_equal(sound_of(comfy, again).samples, first.samples)
 
