@@ -25,7 +25,7 @@ from speechwright.cosyvoice3.lm import SpeechLM
 from speechwright.cosyvoice3.weights import own_shapes
 from speechwright.qwen import rotate, rotation
 
-CONFIG = LMConfig(version=2, width=128, layers=6, heads=4, kv_heads=2, hidden=288, text_rows=TEXT_ROWS)
+CONFIG = LMConfig(version=2, width=128, layers=5, heads=4, kv_heads=2, hidden=288, text_rows=TEXT_ROWS)
 IDS = CONFIG.ids
 START, TASK = IDS.rows, IDS.rows + 1    # rows of the table of control, behind that of speech
 COLUMNS = 2600                  # of a batch, padding included
