@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import cosyvoice3, files, hub, s3gen
+from . import cosyvoice3, files, hub, s3gen, voices
 from .checkpoint import Checkpoint, open_checkpoint
 from .omnifish import checkpoint as ogg
 from .omnifish import codec_demo
@@ -35,6 +35,7 @@ from .wires import MAKERS, Voice
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_CODEC = "none"
 OGG_FOLDERS, CODEC_FOLDERS = ("diffusion_models",), ("vae",)    # of ComfyUI, where users have such files already
+DEMO_VOICE, DEMO_VOICE_FOLDER = "Demo voice (English)", Path(__file__).with_name("demo")
 MAX_VOICES = 16                 # read voices that a model keeps, a few hundred kilobytes each
 
 logger = logging.getLogger(__name__)
@@ -52,16 +53,20 @@ class Family:
 
 @dataclass(frozen=True)
 class Demo:
-    """Small random weights, written to files and loaded like any others."""
+    """A small model of the pack's own: random weights, written to files and loaded like any others, or trained ones."""
 
-    files: Mapping[str, Callable[[], dict]]     # name -> tensors by the published names
+    files: Mapping[str, Callable[[], dict]]     # name -> tensors by the published names; none where all lie there
     open: Callable[[Path], Opened]              # the folder that has them
+    speaker: Path | None = None                 # a recording of who speaks where no other voice is given
 
 
 FAMILIES = (
     Family("S3Gen", s3gen.weights.TELLTALE, s3gen.checkpoint.open_model, s3gen.weights.PUBLISHED),
 )
 DEMOS = {
+    DEMO_VOICE: Demo({}, lambda _: cosyvoice3.folder.open_folder(
+        DEMO_VOICE_FOLDER, text_tokenizer=lambda version: cosyvoice3.tokenizer.load_small(DEMO_VOICE_FOLDER, version)),
+        DEMO_VOICE_FOLDER / "voice.flac"),
     **{title: Demo({"s3gen.safetensors": make}, lambda folder: s3gen.checkpoint.open_model(
         open_checkpoint(folder / "s3gen.safetensors"))) for title, make in s3gen.demo.DEMOS.items()},
     **{title: Demo(make, lambda folder: cosyvoice3.folder.open_folder(
@@ -146,10 +151,10 @@ class SpeechModel:
     Its first part is loaded with it, the others when first needed.
     """
 
-    def __init__(self, opened: Opened, precision: str, device: torch.device):
+    def __init__(self, opened: Opened, precision: str, device: torch.device, own_voice: Voice | None = None):
         self.family, self.source, self.token_kind = opened.family, opened.source, opened.token_kind
         self.config, self.text_tokenizer, self.decoder = opened.config, opened.text_tokenizer, opened.decoder
-        self.write_prompt, self.device = opened.write_prompt, device
+        self.write_prompt, self.device, self.own_voice = opened.write_prompt, device, own_voice
         self._opened, self._dtype = opened, _dtype(opened, precision)
         self._before = {name: files.stamp(part.files) for name, part in opened.parts.items()}
         self._patchers: dict[str, comfy.model_patcher.ModelPatcher] = {}
@@ -308,19 +313,21 @@ def load_ogg(checkpoint: str, codec: str, content: str = ogg.FULL, precision: st
 
 
 def load_demo(title: str, precision: str = "auto", device: str = "auto") -> SpeechModel:
-    """Tiny random weights, written to ComfyUI's temporary folder and loaded like any others."""
+    """A model that needs no file of the user's; random weights are written to ComfyUI's temporary folder."""
     if title not in DEMOS:
         raise ValueError(f"demo: {title!r} is not one of {', '.join(DEMOS)}.")
     demo, folder = DEMOS[title], Path(folder_paths.get_temp_directory(), f"speechwright_demo_{title.replace(' ', '_')}")
-    folder.mkdir(parents=True, exist_ok=True)
     for file, make in demo.files.items():
+        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / file).is_file():
             unfinished = folder / f"{file}.{os.getpid()}.{threading.get_ident()}.part"
             save_file(make(), unfinished)
             _put(unfinished, folder / file)
-    logger.warning("Demo weights are random: what they say is noise, of the right length.")
+    if demo.files:
+        logger.warning("Demo weights are random: what they say is noise, of the right length.")
+    own_voice = demo.speaker and voices.load(demo.speaker, "Load Speech Model")
     opened = demo.open(folder)
-    model = SpeechModel(opened, precision, _device(device))
+    model = SpeechModel(opened, precision, _device(device), own_voice)
     for part in opened.parts:       # another server that starts empties the folder
         model._patcher(part)
     return model

@@ -271,6 +271,9 @@ def _frame(tokenizer: TextTokenizer, instruction: str | None = None) -> tuple[in
         if not speakable(wish):
             raise ValueError("instruction: empty; write how to speak, such as 'Please say a sentence in a very soft "
                              "voice.', or choose another mode.")
+        if tokenizer.plain:
+            raise ValueError("instruction: this model was trained to follow none; leave it empty, or choose another "
+                             "mode or model.")
         told = f"{told} {_tidy(wish)}".strip()
     return (*_encode(tokenizer, told), CONTROL.end_of_prompt) if told else ()
 

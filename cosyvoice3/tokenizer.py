@@ -85,10 +85,11 @@ class TextTokenizer:
     """The tokenizer of one version, 2 or 3.
 
     ``tags``: what it knows beside plain text, tag -> id; their case and accents count.
-    ``blank``: the id of a blank that stands alone.
+    ``blank``: the id of a blank that stands alone. ``plain``: the model knows neither tags nor control ids.
     """
 
-    def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], version: int) -> None:
+    def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], version: int,
+                 plain: bool = False) -> None:
         with needed("tokenizers", "the text of CosyVoice"):
             from tokenizers import Regex, Tokenizer
             from tokenizers.models import BPE
@@ -97,7 +98,7 @@ class TextTokenizer:
 
         if version not in ADDED:
             raise ValueError(f"tokenizer: version {version} is not one of {', '.join(map(str, ADDED))}.")
-        self.version = version
+        self.version, self.plain = version, plain
         self.tags = {tag: number for number, tag in enumerate(ADDED[version], FIRST_TAG) if tag not in SPELLED_CONTROL}
         self._tag = re.compile(f"({'|'.join(map(re.escape, self.tags))})")
         self._bpe = Tokenizer(BPE(dict(vocabulary), list(merges)))
@@ -106,9 +107,14 @@ class TextTokenizer:
         self.blank, = self.encode(" ")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text and its tags; never a control id. ``text`` is to be ``clean``."""
+        """The ids of a text and its tags; never a control id. ``text`` is to be ``clean``.
+
+        ``ValueError`` for a tag where the model knows none.
+        """
         ids = []
         for number, part in enumerate(self._tag.split(unicodedata.normalize("NFC", text))):
+            if number % 2 and self.plain:
+                raise ValueError(f"text: {part} is a tag, and this model was trained without any; leave it out.")
             ids += [self.tags[part]] if number % 2 else self._bpe.encode(part, add_special_tokens=False).ids
         return ids
 
@@ -132,6 +138,12 @@ def load(folder: Path, version: int) -> TextTokenizer:
     return tokenizer
 
 
+def load_small(folder: Path, version: int) -> TextTokenizer:
+    """The tokenizer of a model that was trained with a vocabulary of its own, of any size, and without tags."""
+    vocabulary = _vocabulary(folder / VOCABULARY_FILE, None)
+    return TextTokenizer(vocabulary, _merges(folder / MERGES_FILE, vocabulary), version, plain=True)
+
+
 def demo(version: int) -> TextTokenizer:
     """One id for each byte, and the tags at their real ids."""
     return TextTokenizer({character: number for number, character in enumerate(_byte_characters())}, [], version)
@@ -144,19 +156,20 @@ def _byte_characters() -> list[str]:
     return sorted(ByteLevel.alphabet())
 
 
-def _vocabulary(path: Path) -> dict[str, int]:
-    """Entry -> id, each id from 0 on once."""
+def _vocabulary(path: Path, size: int | None = VOCABULARY) -> dict[str, int]:
+    """Entry -> id, each id from 0 on once; size: how many there have to be, if that is known."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as problem:
         raise _wrong(path, f"it is not JSON ({problem})", "entry -> id") from problem
     if not isinstance(entries, dict) or not all(type(number) is int for number in entries.values()):
         raise _wrong(path, "it does not give ids to entries", "entry -> id")
-    if len(entries) != VOCABULARY:
-        raise _wrong(path, f"{len(entries)} entries", f"{VOCABULARY}")
-    absent = sorted(set(range(VOCABULARY)) - set(entries.values()))
+    size = size or len(entries)
+    if len(entries) != size:
+        raise _wrong(path, f"{len(entries)} entries", f"{size}")
+    absent = sorted(set(range(size)) - set(entries.values()))
     if absent:
-        raise _wrong(path, f"no entry of id {absent[0]}", f"one for each of 0 to {VOCABULARY - 1}")
+        raise _wrong(path, f"no entry of id {absent[0]}", f"one for each of 0 to {size - 1}")
     mute = [character for character in _byte_characters() if character not in entries]
     if mute:
         raise _wrong(path, f"no entry {mute[0]!r}", "one for each of the 256 bytes")

@@ -66,7 +66,8 @@ class LoadModel(io.ComfyNode):
                         io.DynamicCombo.Option(DEMO_OPTION, [
                             io.Combo.Input(
                                 "demo", options=loader.demo_titles(),
-                                tooltip="Tiny random weights: the graph runs, and the result is noise."),
+                                tooltip="Needs no file. The demo voice speaks English; the others are random weights: "
+                                        "the graph runs, and the result is noise."),
                         ]),
                     ],
                     tooltip="Which kind of model to load."),

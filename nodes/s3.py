@@ -72,7 +72,7 @@ class S3Token2Wav(io.ComfyNode):
                 SpeechVoiceType.Input(
                     "voice", optional=True,
                     tooltip="Who speaks. Not needed where the tokens carry a voice, in whose place this one speaks "
-                            "all. The first 10 s are used."),
+                            "all, nor with the demo voice. The first 10 s are used."),
                 io.Int.Input(
                     "steps", default=0, min=0, max=100, optional=True,
                     tooltip="Steps of the flow; more are slower. 0: the checkpoint's own number, 10 (2 for meanflow)."),
@@ -100,7 +100,7 @@ class S3Token2Wav(io.ComfyNode):
                 return model.decoder.read_voice(*readers, voice.clip, model.device)
 
         def voice_of(piece: Piece) -> dict:
-            speaker = voice or piece.voice
+            speaker = voice or piece.voice or model.own_voice
             if speaker is None:
                 raise ValueError("S3Token2Wav: voice: nothing is connected, and these tokens carry none; connect a "
                                  "Voice.")

@@ -185,7 +185,7 @@ class TestModel:
             loader.load(NAME, "fp16")
         with pytest.raises(ValueError, match="device: 'cuda' is not known; choose auto or cpu"):
             loader.load(NAME, device="cuda")
-        with pytest.raises(ValueError, match="demo: 'x' is not one of S3Gen, S3Gen meanflow, CosyVoice2"):
+        with pytest.raises(ValueError, match=r"demo: 'x' is not one of Demo voice \(English\), S3Gen, S3Gen meanflow"):
             loader.load_demo("x")
 
     def test_layers_without_weights_until_they_are_filled(self, checkpoint, monkeypatch):
@@ -230,7 +230,8 @@ class TestModel:
         original = Checkpoint.read
         monkeypatch.setattr(Checkpoint, "read", lambda self, *wanted: read.append(self.path) or original(self, *wanted))
         model = loader.load_demo(title)
-        assert read and read[0].suffix == ".safetensors" and "random" in caplog.text
+        assert read and read[0].suffix == ".safetensors"
+        assert ("random" in caplog.text) == (title != loader.DEMO_VOICE) == (model.own_voice is None)
         assert read[0].is_relative_to(model.source if Path(model.source).is_dir() else Path(model.source).parent)
 
     def test_made_in_inference_mode_used_outside(self, checkpoint):

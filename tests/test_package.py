@@ -22,8 +22,9 @@ from speechwright.s3gen import weights
 
 SHIPPED = shipped()
 SHIPPED_PY = [name for name in SHIPPED if name.endswith(".py")]
-MAX_ZIP_BYTES = 2_000_000
-MAX_FILE_BYTES, MAX_AUDIO_BYTES = 300_000, 200_000
+MAX_ZIP_BYTES, MAX_DEMO_BYTES = 15_000_000, 12_000_000
+MAX_BYTES = {".flac": 200_000, ".safetensors": 6_000_000}
+MAX_FILE_BYTES = 300_000        # of all other kinds
 
 # Metadata
 
@@ -121,6 +122,7 @@ PLACES = re.compile(
     r"|workflows(/api)?/\w+\.json|workflows/\w+\.(jpg|webp)"
     r"|subgraphs/[\w ()]+\.json"            # their names are what the editor shows
     r"|workflows/audio/(README\.md|\w+\.(txt|flac))"
+    r"|demo/(README\.md|voice\.(txt|flac)|vocab\.json|merges\.txt|\w+\.safetensors)"
 )
 
 
@@ -148,8 +150,10 @@ def test_nothing_is_in_the_zip_that_does_not_belong(packed):
     assert [name for name in packed.namelist() if not PLACES.fullmatch(name)] == []
     assert Counter(map(str.casefold, packed.namelist())).most_common(1)[0][1] == 1      # Windows would lose one
     for entry in packed.infolist():
-        audio = PurePosixPath(entry.filename).suffix == ".flac"
-        assert 0 < entry.file_size < (MAX_AUDIO_BYTES if audio else MAX_FILE_BYTES), entry.filename
+        most = MAX_BYTES.get(PurePosixPath(entry.filename).suffix, MAX_FILE_BYTES)
+        assert 0 < entry.file_size < most, entry.filename
+    demo = [entry.file_size for entry in packed.infolist() if entry.filename.startswith("demo/")]
+    assert 0 < sum(demo) < MAX_DEMO_BYTES
 
 
 @pytest.mark.parametrize("name", [

@@ -31,7 +31,7 @@ CONFIG = S3GenConfig(
     encoder=EncoderConfig(width=96, heads=2, hidden=256, layers=2, up_layers=1),
     estimator=EstimatorConfig(width=96, heads=1, hidden=256, time_width=128, mid_blocks=2, transformers=1))
 LENGTHS = (48, 96, 192)
-SHARP = 0.3                                     # of the mel, in what is asked for; the rest is the decoder's mean
+SHARP = 0.1                                     # of the mel, in what is asked for; the rest is the decoder's mean
 GIVEN, MOST_GIVEN, WITHOUT = 0.5, 0.3, 0.2      # rows with a beginning, how long it is, rows without a condition
 
 networks.mish = F.mish                          # the pack's own computes in place, which has no gradient

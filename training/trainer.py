@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 WARM_STEPS = 100
@@ -32,6 +33,7 @@ def arguments(title: str, steps: int, rate: float, rows: int) -> argparse.Argume
     parser.add_argument("--rows", type=int, default=rows)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--begin", type=Path, help="averaged weights to begin from, such as keep.py wrote")
     parser.add_argument("--keep-every", type=int, default=250, help="steps from checkpoint to checkpoint")
     return parser
 
@@ -54,6 +56,8 @@ def train(name: str, module: nn.Module, given: argparse.Namespace, loss: Callabl
     torch.set_num_threads(given.threads)
     given.folder.mkdir(parents=True, exist_ok=True)
     path, log = given.folder / f"{name}.pt", given.folder / f"{name}.jsonl"
+    if given.begin:
+        module.load_state_dict({name: tensor.float() for name, tensor in load_file(given.begin).items()})
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, given.rate, betas, weight_decay=decay, fused=True)
     average = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}

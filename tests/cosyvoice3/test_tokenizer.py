@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from kit.vocabulary import demo, vocabulary_folder
 from speechwright.cosyvoice3 import tokenizer
-from speechwright.cosyvoice3.tokenizer import ADDED, CONTROL, SPELLED_CONTROL, VECTORS, VOCABULARY, load
+from speechwright.cosyvoice3.tokenizer import (
+    ADDED,
+    CONTROL,
+    MERGES_FILE,
+    SPELLED_CONTROL,
+    VECTORS,
+    VOCABULARY,
+    VOCABULARY_FILE,
+    load,
+    load_small,
+)
 
 END_OF_SYSTEM = 151663
 CONTROL_IDS = {*astuple(CONTROL), END_OF_SYSTEM}
@@ -216,3 +226,17 @@ def test_files_of_windows(tmp_path, comfyui_folder):
 def test_unknown_version():
     with pytest.raises(ValueError, match="version 1 is not one of 2, 3"):
         tokenizer.demo(1)
+
+
+def test_a_small_vocabulary_of_a_model_s_own(tmp_path):
+    """Of any size, with every byte; it has no tags, and says so."""
+    entries = [*demo(2)._bpe.get_vocab(), "He"]
+    (tmp_path / VOCABULARY_FILE).write_text(json.dumps({entry: number for number, entry in enumerate(entries)}))
+    (tmp_path / MERGES_FILE).write_text("H e\n")
+    small = load_small(tmp_path, 2)
+    assert small.plain and small.encode("Hey")[0] == 256 and len(small.encode("Hey [laugh]")) == 10
+    with pytest.raises(ValueError, match=r"\[laughter\] is a tag, and this model was trained without any; leave"):
+        small.encode("Hey [laughter]")
+    (tmp_path / VOCABULARY_FILE).write_text(json.dumps({"a": 0, "b": 2}))
+    with pytest.raises(ValueError, match="no entry of id 1"):
+        load_small(tmp_path, 2)
