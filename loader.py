@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import comfy.model_management
@@ -35,7 +36,7 @@ from .wires import MAKERS, Voice
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_CODEC = "none"
 OGG_FOLDERS, CODEC_FOLDERS = ("diffusion_models",), ("vae",)    # of ComfyUI, where users have such files already
-DEMO_VOICE, DEMO_VOICE_FOLDER = "Demo voice (English)", Path(__file__).with_name("demo")
+DEMO_VOICE = "Demo voice (English)"
 MAX_VOICES = 16                 # read voices that a model keeps, a few hundred kilobytes each
 
 logger = logging.getLogger(__name__)
@@ -55,18 +56,17 @@ class Family:
 class Demo:
     """A small model of the pack's own: random weights, written to files and loaded like any others, or trained ones."""
 
-    files: Mapping[str, Callable[[], dict]]     # name -> tensors by the published names; none where all lie there
+    files: Mapping[str, Callable[[], dict]]     # name -> tensors by the published names, of what is written
     open: Callable[[Path], Opened]              # the folder that has them
-    speaker: Path | None = None                 # a recording of who speaks where no other voice is given
+    home: Path | None = None                    # where all lies already, with a recording of the model's own voice
 
 
 FAMILIES = (
     Family("S3Gen", s3gen.weights.TELLTALE, s3gen.checkpoint.open_model, s3gen.weights.PUBLISHED),
 )
 DEMOS = {
-    DEMO_VOICE: Demo({}, lambda _: cosyvoice3.folder.open_folder(
-        DEMO_VOICE_FOLDER, text_tokenizer=lambda version: cosyvoice3.tokenizer.load_small(DEMO_VOICE_FOLDER, version)),
-        DEMO_VOICE_FOLDER / "voice.flac"),
+    DEMO_VOICE: Demo({}, lambda folder: cosyvoice3.folder.open_folder(
+        folder, text_tokenizer=partial(cosyvoice3.tokenizer.load_small, folder)), Path(__file__).with_name("demo")),
     **{title: Demo({"s3gen.safetensors": make}, lambda folder: s3gen.checkpoint.open_model(
         open_checkpoint(folder / "s3gen.safetensors"))) for title, make in s3gen.demo.DEMOS.items()},
     **{title: Demo(make, lambda folder: cosyvoice3.folder.open_folder(
@@ -316,16 +316,18 @@ def load_demo(title: str, precision: str = "auto", device: str = "auto") -> Spee
     """A model that needs no file of the user's; random weights are written to ComfyUI's temporary folder."""
     if title not in DEMOS:
         raise ValueError(f"demo: {title!r} is not one of {', '.join(DEMOS)}.")
-    demo, folder = DEMOS[title], Path(folder_paths.get_temp_directory(), f"speechwright_demo_{title.replace(' ', '_')}")
-    for file, make in demo.files.items():
+    demo, own_voice = DEMOS[title], None
+    if demo.home:
+        folder, own_voice = demo.home, voices.load(demo.home / "voice.flac", "Load Speech Model")
+    else:
+        folder = Path(folder_paths.get_temp_directory(), f"speechwright_demo_{title.replace(' ', '_')}")
         folder.mkdir(parents=True, exist_ok=True)
+        logger.warning("Demo weights are random: what they say is noise, of the right length.")
+    for file, make in demo.files.items():
         if not (folder / file).is_file():
             unfinished = folder / f"{file}.{os.getpid()}.{threading.get_ident()}.part"
             save_file(make(), unfinished)
             _put(unfinished, folder / file)
-    if demo.files:
-        logger.warning("Demo weights are random: what they say is noise, of the right length.")
-    own_voice = demo.speaker and voices.load(demo.speaker, "Load Speech Model")
     opened = demo.open(folder)
     model = SpeechModel(opened, precision, _device(device), own_voice)
     for part in opened.parts:       # another server that starts empties the folder

@@ -5,23 +5,19 @@ The card in ``demo/README.md`` has the figures that these tests hold the pack to
 from __future__ import annotations
 
 import re
-import wave
 from functools import lru_cache
 
-import numpy as np
 import pytest
 import torch
-import torchaudio
 
 from kit import ear, speech
 from kit.audio import audio
 from kit.calls import load, run
 from kit.checkout import read
-from speechwright import nodes
+from speechwright import nodes, voices
 from speechwright.loader import DEMO_VOICE
 
 SLACK = 1.2                     # of the card's word errors
-EDGE = 4800                     # silent samples on either side of what the ear hears
 FEW = 7                         # sentences where one of several settings is asked about
 MORE = 2                        # words that may be wrong beyond the card's there
 
@@ -39,7 +35,7 @@ def voice(precision: str = "fp32") -> object:
 @lru_cache(maxsize=2)
 def read_as_tokens(precision: str = "fp32") -> tuple:
     """The sentences' recordings as the demo voice's speech tokens."""
-    return tuple(run(nodes.S3Tokenize, model=voice(precision), audio=audio(clip[None, None], ear.SPOKEN_HZ))[0]
+    return tuple(run(nodes.S3Tokenize, model=voice(precision), audio=audio(clip, ear.SPOKEN_HZ))[0]
                  for clip in ear.clips())
 
 
@@ -58,14 +54,9 @@ def spoken(tokens: object, precision: str = "fp32", **settings) -> torch.Tensor:
     return made["waveform"][0, 0]
 
 
-def heard(sound: torch.Tensor, rate_hz: int = ear.SPOKEN_HZ) -> str:
-    padded = torch.nn.functional.pad(sound, (EDGE, EDGE))
-    return ear.hear(torchaudio.functional.resample(padded, rate_hz, ear.HEARD_HZ))
-
-
 def percent(texts, sounds) -> float:
     """Word errors."""
-    wrong = sum(ear.errors(text, heard(sound)) for text, sound in zip(texts, sounds))
+    wrong = sum(ear.errors(text, ear.hear_padded(sound)) for text, sound in zip(texts, sounds))
     return 100 * wrong / sum(len(ear.words(text)) for text in texts)
 
 
@@ -74,14 +65,11 @@ def test_sentences_are_understood():
 
 
 def test_a_person_s_words_stay_when_the_demo_voice_says_them():
-    with wave.open(str(speech.person())) as file:
-        rate_hz = file.getframerate()
-        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 2**15
-    person = torch.from_numpy(samples)
-    tokens, = run(nodes.S3Tokenize, model=voice(), audio=audio(person[None, None], rate_hz))
+    person, seconds = voices.read(speech.person(), "person")
+    tokens, = run(nodes.S3Tokenize, model=voice(), audio=audio(person.wave, person.rate_hz))
     converted = spoken(tokens)
-    assert abs(len(converted) / ear.SPOKEN_HZ - len(person) / rate_hz) <= 0.04
-    assert set(ear.words(heard(converted))) & {"front", "center", "centre"}
+    assert abs(len(converted) / ear.SPOKEN_HZ - seconds) <= 0.04
+    assert set(ear.words(ear.hear_padded(converted))) & {"front", "center", "centre"}
 
 
 @pytest.mark.parametrize("precision, steps", [("fp32", 4), ("fp32", 6), ("fp32", 10), ("bf16", 10)])

@@ -14,6 +14,7 @@ import pack
 import torch
 from speech import RATE_HZ, spoken
 
+from speechwright.assembly import shapes_of
 from speechwright.audio import Clip
 from speechwright.s3gen.config import SpeakerConfig
 from speechwright.s3gen.demo import random_tensors
@@ -21,7 +22,7 @@ from speechwright.s3gen.speaker import CAMPPlus
 from speechwright.voices import flac
 
 TRAINED = ("speech_tokenizer_v2.safetensors", "flow.safetensors", "hift.safetensors", "vocab.json", "merges.txt")
-WORDS = "Good morning."            # short, as the beginnings were in the training
+WORDS = "Good morning."         # short, as the beginnings were in the training
 SPEAKER = SpeakerConfig(head_channels=4, channels=16, growth=4, bottleneck=16, blocks=(1, 1, 1))
 MOST_BYTES = 12 * 10**6         # of all files, with those of a language model
 
@@ -35,8 +36,7 @@ def main() -> None:
     given.demo.mkdir(exist_ok=True)
     for name in TRAINED:
         shutil.copyfile(given.folder / name, given.demo / name)
-    sizes = CAMPPlus(SPEAKER, device="meta").state_dict()
-    speaker = random_tensors({name: tuple(tensor.shape) for name, tensor in sizes.items()}, seed=1)
+    speaker = random_tensors(shapes_of(CAMPPlus(SPEAKER, device="meta").state_dict()), seed=1)
     pack.write({name: tensor.half() for name, tensor in speaker.items()}, given.demo / "campplus.safetensors")
     wave, _ = spoken(Hibari(), WORDS)
     clip = Clip(torch.from_numpy(wave.astype(np.float32)), RATE_HZ)

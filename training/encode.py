@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from speech import Speech
 
 from speechwright.assembly import fill, shapes_of
-from speechwright.cosyvoice3.tokenizer import PRE_SPLIT, TextTokenizer
+from speechwright.cosyvoice3.tokenizer import PRE_SPLIT, TextTokenizer, load_small
 from speechwright.s3gen.config import TokenizerConfig
 from speechwright.s3gen.tokenizer import S3Tokenizer
 
@@ -51,9 +51,7 @@ def learned(texts: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 def text_tokenizer(folder: Path) -> TextTokenizer:
     """That of ``learned``, from the two files that were written of it."""
-    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    merges = [tuple(line.split(" ")) for line in (folder / "merges.txt").read_text(encoding="utf-8").splitlines()]
-    return TextTokenizer(vocabulary, merges, VERSION)
+    return load_small(folder, VERSION)
 
 
 def write_text_tokenizer(folder: Path, texts: list[str]) -> None:

@@ -29,9 +29,6 @@ from kit import ear
 from speechwright.s3gen import cosyvoice2, generate, sampling
 from speechwright.s3gen.features import log_mel_16k, mel_24k
 
-EDGE = 4800                     # silent samples on either side of what the ear hears
-
-
 Sound = Callable[[Tensor], Tensor]      # of a mel (1, 80, F): (T,)
 
 
@@ -92,8 +89,7 @@ def spoken(folder: Path, seed: int) -> list[Tensor]:
 def judged(name: str, waves: list[Tensor], folder: Path, keep: bool) -> None:
     wrong, said, heard = 0, 0, []
     for number, (sentence, sound) in enumerate(zip(ear.SENTENCES, waves), 1):
-        padded = torch.nn.functional.pad(sound, (EDGE, EDGE))
-        text = ear.hear(torchaudio.functional.resample(padded, 24_000, 16_000))
+        text = ear.hear_padded(sound)
         wrong, said = wrong + ear.errors(sentence, text), said + len(ear.words(sentence))
         heard.append(text)
         if keep:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torchaudio.functional import resample
 
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog near the river bank.",
@@ -30,6 +31,7 @@ SENTENCES = (
     "Good morning, and thank you for calling the customer service desk.",
 )
 SPOKEN_HZ, HEARD_HZ = 24_000, 16_000
+EDGE = SPOKEN_HZ // 5
 SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
          "seventeen eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -58,6 +60,11 @@ def hear(wave: Tensor) -> str:
     """What faster-whisper hears in (T,) at 16 kHz."""
     segments, _ = _model().transcribe(wave.numpy(), language="en", beam_size=1)
     return " ".join(segment.text.strip() for segment in segments)
+
+
+def hear_padded(wave: Tensor) -> str:
+    """What it hears in (T,) at 24 kHz with silence on either side."""
+    return hear(resample(torch.nn.functional.pad(wave, (EDGE, EDGE)), SPOKEN_HZ, HEARD_HZ))
 
 
 def words(text: str) -> list[str]:
